@@ -1,0 +1,90 @@
+"""The mailbox: five operations on small keys, the only thing nodes share.
+
+What an implementation promises, and the protocol leans on:
+
+* An object appears whole or not at all; a reader never sees a part of a write in progress.
+* ``create`` has at most one winner per key among all processes. ``Created`` means this call's bytes
+  are there, ``Taken`` that another object was there first. An outcome that the store did not settle
+  (time-out, reset, 409) raises :class:`MailboxUnavailable`: the caller retries the same bytes and
+  compares what it reads back, so a lost answer is never mistaken for a lost race.
+* ``put`` may be repeated: only content-addressed keys are written with it.
+* ``list`` may lag and comes in no promised order; absence in a listing or a ``None`` from ``get``
+  proves nothing.
+* Keys are ``/``-separated segments of ``[A-Za-z0-9._-]`` (see :func:`checked_key`), so a key can never
+  leave the prefix.
+
+Passing faults raise :class:`MailboxUnavailable`, lasting ones :class:`MailboxDenied`.
+"""
+
+import enum
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from gradientmail_core.errors import ConfigurationError
+
+Body: TypeAlias = bytes | bytearray | memoryview
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
+
+
+class CreateOutcome(enum.Enum):
+    """How a settled create ended."""
+
+    CREATED = "created"
+    TAKEN = "taken"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object of a listing: its key below the mailbox's prefix and its size in bytes."""
+
+    key: str
+    size: int
+
+
+class Mailbox(Protocol):
+    """An object store under one prefix. All methods may be called concurrently on one event loop."""
+
+    @property
+    def url(self) -> str:
+        """Where this mailbox is, without credentials."""
+        ...
+
+    async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
+        """The object's bytes, or None if it was not found.
+
+        ``limit`` bounds what is read: a larger object raises :class:`PayloadTooLarge` unread.
+        """
+        ...
+
+    async def put(self, key: str, body: Body) -> None:
+        """Write an object whose key fixes its content; repeating it is harmless."""
+        ...
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        """Write a small object only if there is none at ``key``; atomic among all processes."""
+        ...
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Entry]:
+        """Every object whose key starts with ``prefix`` and is greater than ``after``, in any order."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove an object; a missing one is no error."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and threads. Safe to call twice."""
+        ...
+
+
+def checked_key(key: str) -> str:
+    """``key`` itself, or :class:`ConfigurationError` if a segment could leave the prefix or confuse a store."""
+    if len(key) > 512 or not all(_SEGMENT.match(segment) for segment in key.split("/")):
+        raise ConfigurationError(
+            f"The key {key[:80]!r} is not made of segments of letters, digits, '.', '_' and '-'.",
+            "Use such names for prefixes and node ids.",
+        )
+    return key
