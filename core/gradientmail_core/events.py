@@ -1,5 +1,238 @@
 """What a node does, as values: one frozen dataclass for each thing that happened.
 
-Callbacks receive every event on the thread that made it happen; one that raises is logged and harms
-nothing. ``describe`` gives the sentence a person reads.
+Callbacks receive every event in the order it happened, on the engine's thread; one that raises is
+logged and harms nothing. ``str(event)`` is the sentence a person reads.
 """
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+logger = logging.getLogger("gradientmail")
+
+
+@dataclass(frozen=True, slots=True)
+class RunCreated:
+    """This node wrote the run's manifest."""
+
+    run: str
+    url: str
+    fragments: int
+    elements: int
+
+    def __str__(self) -> str:
+        return f"created run {self.run[:8]} at {self.url}: {self.elements:,} parameters in {self.fragments} fragments"
+
+
+@dataclass(frozen=True, slots=True)
+class RunJoined:
+    """This node holds the newest committed parameters and starts to train."""
+
+    run: str
+    node: str
+    step: int
+    rounds: int
+    live: tuple[str, ...]
+
+    def __str__(self) -> str:
+        others = ", ".join(self.live) or "no other node"
+        return f"{self.node} joined run {self.run[:8]} at step {self.step} after {self.rounds} rounds, with {others}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunWaited:
+    """The node waits for others before it trains, or for a round before it goes on."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAppeared:
+    """A node was seen alive for the first time, or again."""
+
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.node} is here"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node left, or showed no sign of life for the lease time-out."""
+
+    node: str
+    left: bool
+
+    def __str__(self) -> str:
+        return f"{self.node} left" if self.left else f"{self.node} shows no sign of life and is not waited for"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPublished:
+    """A fragment's delta is in the mailbox; ``seconds`` from the copy to the end of the upload."""
+
+    fragment: int
+    round: int
+    steps: int
+    tokens: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"published round {self.round}: {self.steps} steps, {self.bytes:,} bytes in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRefused:
+    """A snapshot did not enter its round; ``node`` wrote it, ``reason`` is the record's word."""
+
+    node: str
+    fragment: int
+    round: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"round {self.round} went on without the snapshot of {self.node}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCommitted:
+    """This node closed a round; ``seconds`` from the decision to the commit."""
+
+    fragment: int
+    round: int
+    participants: tuple[str, ...]
+    refused: tuple[str, ...]
+    cosine: float | None
+    seconds: float
+
+    def __str__(self) -> str:
+        who = ", ".join(self.participants) or "nobody (void)"
+        agreement = "" if self.cosine is None else f", cosine {self.cosine:.2f}"
+        return f"closed round {self.round} with {who}{agreement} in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLost:
+    """Another node's commit of the round came first; this node goes on from it."""
+
+    fragment: int
+    round: int
+    winner: str
+
+    def __str__(self) -> str:
+        return f"{self.winner} committed round {self.round} first"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTakenOver:
+    """This node closes a round in the place of the named closer."""
+
+    fragment: int
+    round: int
+    closer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"took over round {self.round} from {self.closer}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentAligned:
+    """A commit was written into the model; ``merged`` says whether this node's snapshot is in it.
+
+    ``tokens`` were merged in the round by everyone; ``participants`` counts their snapshots.
+    """
+
+    fragment: int
+    round: int
+    step: int
+    participants: int
+    tokens: int
+    merged: bool
+    cosine: float | None
+
+    def __str__(self) -> str:
+        own = "" if self.merged else ", without this node's"
+        return f"aligned with round {self.round} at step {self.step}: {self.participants} snapshots{own}"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectIgnored:
+    """Something in the mailbox is not what its key says; reported once for each key."""
+
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"ignored {self.key}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStalled:
+    """The store has not answered for ``seconds``; requests are repeated and training goes on."""
+
+    seconds: float
+    cause: str
+
+    def __str__(self) -> str:
+        return f"the mailbox has not answered for {self.seconds:.0f} s ({self.cause}); trying again"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The node left the run; ``reason`` is empty for an ordinary close."""
+
+    node: str
+    rounds: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node} left after {self.rounds} rounds" + (f": {self.reason}" if self.reason else "")
+
+
+Event: TypeAlias = (
+    RunCreated
+    | RunJoined
+    | RunWaited
+    | NodeAppeared
+    | NodeGone
+    | SnapshotPublished
+    | SnapshotRefused
+    | RoundCommitted
+    | RoundLost
+    | RoundTakenOver
+    | FragmentAligned
+    | ObjectIgnored
+    | StoreStalled
+    | SessionEnded
+)
+Callback: TypeAlias = Callable[[Event], None]
+
+
+def log_event(event: Event) -> None:
+    """The default callback: what a person must know at INFO or WARNING, the rest at DEBUG."""
+    match event:
+        case SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | StoreStalled():
+            logger.warning("%s", event)
+        case RunCreated() | RunJoined() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():
+            logger.info("%s", event)
+        case _:
+            logger.debug("%s", event)
+
+
+def emitter(callbacks: Sequence[Callback]) -> Callback:
+    """One callback that passes an event to each of ``callbacks``, surviving those that raise."""
+
+    def emit(event: Event) -> None:
+        for callback in callbacks:
+            try:
+                callback(event)
+            except Exception:
+                logger.exception("A callback failed on %s", type(event).__name__)
+
+    return emit

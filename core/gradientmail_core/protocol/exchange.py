@@ -1,0 +1,158 @@
+"""Creating, deciding and reading: the only code that turns mailbox answers into facts.
+
+*Mine* means the bytes read back are the bytes sent. A create whose outcome is unknown is repeated with
+the same bytes; when the store then says "taken", the object is read back and compared, so a lost answer
+never looks like a lost race. Each attempt's bytes carry a fresh nonce, so another attempt (an older
+process of this node included) is adopted like anybody's.
+
+*A round is decided* by the first slot whose object is a well-formed record of this run and round. A slot
+whose object, read twice, is anything else is spent for everyone alike, since only its bytes and the
+manifest are judged; the next slot is used. So garbage under a deciding key can neither stop a chain nor
+fork it. Payloads are written before the record that names them: a crash in between leaves an orphan,
+never a record of something missing.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gradientmail_core.clock import Clock
+from gradientmail_core.errors import PayloadTooLarge, RunMismatch
+from gradientmail_core.mailbox.base import Body, CreateOutcome, Mailbox
+from gradientmail_core.protocol.fields import Rejected
+from gradientmail_core.protocol.keys import blob_key, tape_key
+from gradientmail_core.protocol.records import RECORD_LONGEST, RoundRecord, Section, SectionName, digest, parse_round
+from gradientmail_core.tensors.codecs import Codec, codec_named
+from gradientmail_core.tensors.model import Flat
+from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, payload_bytes_max
+from gradientmail_core.tensors.schema import FragmentLayout
+
+SLOTS_MOST = 1000
+READ_BACK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """The object at the key is the one this call sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Another object was there first; its bytes."""
+
+    body: bytes
+
+
+Outcome: TypeAlias = Won | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The round's record, and the digest of its bytes."""
+
+    record: RoundRecord
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """No record was found; ``slot`` is the first that is not spent."""
+
+    slot: int
+
+
+async def bounded_get(mailbox: Mailbox, key: str, limit: int) -> bytes | None:
+    """The object, None if it was not found, or empty bytes if it is longer than ``limit``."""
+    try:
+        return await mailbox.get(key, limit=limit)
+    except PayloadTooLarge:
+        return b""
+
+
+async def create_once(mailbox: Mailbox, clock: Clock, key: str, body: bytes, limit: int = RECORD_LONGEST) -> Outcome:
+    """Create ``key`` with ``body``; won only if these bytes are what the key holds."""
+    while True:
+        if await mailbox.create(key, body) is CreateOutcome.CREATED:
+            return Won()
+        found = await bounded_get(mailbox, key, max(limit, len(body)))
+        if found is not None:
+            return Won() if found == body else Lost(found)
+        await clock.sleep(READ_BACK_SECONDS)
+
+
+async def read_round(mailbox: Mailbox, run: str, round: int) -> Decided | Open:
+    """The record of ``round``, or the slot in which it will appear."""
+    for slot in range(SLOTS_MOST):
+        key = tape_key(round, slot)
+        body = await bounded_get(mailbox, key, RECORD_LONGEST)
+        if body is None:
+            return Open(slot)
+        match parse_round(body, run, round):
+            case RoundRecord() as record:
+                return Decided(record, digest(body))
+            case Rejected():
+                record_again = parse_round(await bounded_get(mailbox, key, RECORD_LONGEST) or b"", run, round)
+                if isinstance(record_again, RoundRecord):
+                    return Decided(record_again, digest(record_again.encoded()))
+    raise RunMismatch(
+        f"{SLOTS_MOST} slots of round {round} at {mailbox.url} hold no record of this run.",
+        "Something else writes under this prefix; give the run a prefix of its own.",
+    )
+
+
+async def commit_round(mailbox: Mailbox, clock: Clock, record: RoundRecord) -> Decided:
+    """Try to commit ``record``; the decided record of its round, which may be another's.
+
+    The payloads the record names must already be in the mailbox.
+    """
+    body = record.encoded()
+    while True:
+        state = await read_round(mailbox, record.run, record.round)
+        if isinstance(state, Decided):
+            return state
+        if isinstance(await create_once(mailbox, clock, tape_key(record.round, state.slot), body), Won):
+            return Decided(record, digest(body))
+
+
+async def put_section(
+    mailbox: Mailbox, clock: Clock, name: SectionName, round: int, node: str, layout: FragmentLayout, values: Flat
+) -> Section:
+    """Encode ``values`` as fp32, write the payload, and return what a record says of it."""
+    codec = codec_named("F32")
+    body, data = await clock.compute(lambda: encode_section(name, layout, codec, values))
+    section = Section(name, blob_key(round, node, data), data, codec.name)
+    await mailbox.put(section.key, body)
+    return section
+
+
+def encode_section(name: str, layout: FragmentLayout, codec: Codec, values: Flat) -> tuple[Body, str]:
+    """A payload and the sha256 of its data."""
+    digests: list[str] = []
+
+    def describe(data: str) -> dict[str, str]:
+        digests.append(data)
+        return {"section": name}
+
+    body = encode_payload(layout, codec, values, describe)
+    return body, digests[-1]
+
+
+async def get_section(
+    mailbox: Mailbox, clock: Clock, section: Section, layout: FragmentLayout
+) -> Flat | Rejected:
+    """The section's values, checked against the digest in its record."""
+    if section.codec != "F32":
+        return Rejected(f"the codec {section.codec[:40]!r} is not known for commits")
+    codec = codec_named(section.codec)
+    body = await bounded_get(mailbox, section.key, payload_bytes_max(layout, codec))
+    if body is None:
+        return Rejected("missing")
+    return await clock.compute(lambda: _decoded(body, section, layout, codec))
+
+
+def _decoded(body: bytes, section: Section, layout: FragmentLayout, codec: Codec) -> Flat | Rejected:
+    payload = parse_payload(body, layout, codec)
+    if isinstance(payload, Malformed):
+        return Rejected(payload.reason)
+    if payload.sha256 != section.sha256:
+        return Rejected("its bytes are not those the record names")
+    return payload.parts[0].view("<f4")

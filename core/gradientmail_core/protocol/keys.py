@@ -1,0 +1,139 @@
+"""Every key of a run, built and parsed in one place.
+
+``manifest.json``                                        create-once: what the run is
+``creation/{n}``                                         claims to create the run
+``tape/{round // 10000:06d}/{round:010d}-{slot}``        the commit of a round, create-once, never deleted
+``live/heads/{fragment:03d}/{round:010d}``               hint: a recent commit of the fragment
+``live/leases/{node}/{beat:010d}-{state}{step}-{tag}``   who lives, in which state, how far
+``live/claims/{round:010d}/{n:03d}``                     takeovers of a round
+``live/deltas/{round:010d}/{node}``                      a snapshot: record and payload in one object
+``blobs/{round:010d}/{node}-{sha256}.safetensors``       a committed payload, named by its content
+
+Round ``r = version * P + p`` is the one that makes ``version`` of fragment ``p``; version 0 is the
+manifest, so the initial parameters of fragment ``p`` lie under ``blobs/{p:010d}/``. Numbers are fixed
+width, so keys sort as numbers do. A listed key that fits no pattern parses to None and is ignored:
+strangers' objects cost themselves only.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from gradientmail_core.errors import ConfigurationError
+
+MANIFEST = "manifest.json"
+LIVE = "live/"
+LEASES = "live/leases/"
+ROUNDS_PER_DIRECTORY = 10_000
+ROUND_MAX = 10**10
+
+LeaseState: TypeAlias = Literal["j", "t", "w", "e", "s", "d", "x"]
+
+_NODE = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"
+_NODE_ID = re.compile(_NODE + r"\Z")
+_LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwesdx])(\d{{1,15}})-([0-9a-f]{{16}})\Z")
+_HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z")
+_CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z")
+_DELTA = re.compile(rf"live/deltas/(\d{{10}})/({_NODE})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    """One beat of a node: all that others need to know of it, readable from a listing."""
+
+    node: str
+    beat: int
+    state: LeaseState
+    step: int
+    tag: str
+
+    @property
+    def path(self) -> str:
+        """The object's key."""
+        return f"{LEASES}{self.node}/{self.beat:010d}-{self.state}{self.step}-{self.tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKey:
+    """A hint that ``round`` of ``fragment`` is committed."""
+
+    fragment: int
+    round: int
+
+    @property
+    def path(self) -> str:
+        """The object's key."""
+        return f"live/heads/{self.fragment:03d}/{self.round:010d}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimKey:
+    """The ``number``-th claim to take over ``round``."""
+
+    round: int
+    number: int
+
+    @property
+    def path(self) -> str:
+        """The object's key."""
+        return f"live/claims/{self.round:010d}/{self.number:03d}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaKey:
+    """A node's snapshot for a round."""
+
+    round: int
+    node: str
+
+    @property
+    def path(self) -> str:
+        """The object's key."""
+        return f"live/deltas/{self.round:010d}/{self.node}"
+
+
+LiveKey: TypeAlias = LeaseKey | HeadKey | ClaimKey | DeltaKey
+
+
+def parse_live(key: str) -> LiveKey | None:
+    """The meaning of a key under ``live/``, or None for a stranger's."""
+    if match := _LEASE.match(key):
+        node, beat, state, step, tag = match.groups()
+        return LeaseKey(node, int(beat), cast(LeaseState, state), int(step), tag)
+    if match := _HEAD.match(key):
+        return HeadKey(int(match[1]), int(match[2]))
+    if match := _CLAIM.match(key):
+        return ClaimKey(int(match[1]), int(match[2]))
+    if match := _DELTA.match(key):
+        return DeltaKey(int(match[1]), match[2])
+    return None
+
+
+def creation_key(number: int) -> str:
+    """The ``number``-th claim to create the run."""
+    return f"creation/{number}"
+
+
+def tape_key(round: int, slot: int) -> str:
+    """The round's commit record in ``slot``; slots above 0 exist only past spent ones."""
+    return f"tape/{round // ROUNDS_PER_DIRECTORY:06d}/{round:010d}-{slot}"
+
+
+def blob_prefix(round: int) -> str:
+    """Where the committed payloads of a round lie."""
+    return f"blobs/{round:010d}/"
+
+
+def blob_key(round: int, node: str, sha256: str) -> str:
+    """A committed payload, named by round, writer and the sha256 of its canonical bytes."""
+    return f"{blob_prefix(round)}{node}-{sha256}.safetensors"
+
+
+def checked_node(node: str) -> str:
+    """``node`` itself if it can be part of a key, else :class:`ConfigurationError`."""
+    if not _NODE_ID.match(node):
+        raise ConfigurationError(
+            f"The node id {node[:80]!r} cannot be used in keys.",
+            "Use 1 to 64 lower-case letters, digits, '.', '_' or '-', starting and ending with a letter or digit.",
+        )
+    return node

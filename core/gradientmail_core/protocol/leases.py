@@ -1,0 +1,115 @@
+"""Who is alive, and who makes progress, judged from beats alone.
+
+A beat is one object; its key says node, beat number, state and optimizer step, so one listing tells
+everything. Age is counted on the observer's monotonic clock from the moment a newer beat (or other
+evidence) was first seen: no two machines' clocks are compared, and a lease that vanishes from a
+listing keeps its last beat and its age, because absence proves nothing. Leaving is an act (state
+``x``). Life and progress are separate facts: a node in state ``t`` whose step stands still for
+``progress_timeout`` is alive but not waited for until it moves again.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from gradientmail_core.protocol.keys import LeaseKey, LeaseState
+
+LEARNING: frozenset[LeaseState] = frozenset({"t", "w"})
+CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long silence is tolerated, in seconds. Beat plus LIST period stay at a third of ``lease``."""
+
+    lease: float = 120.0
+    progress: float = 300.0
+
+    @property
+    def period(self) -> float:
+        """Seconds between beats, and between listings."""
+        return min(20.0, self.lease / 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A node as last seen: its newest beat, and when life and progress were last evident here."""
+
+    lease: LeaseKey
+    seen: float
+    progressed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Every node of which a beat was ever seen."""
+
+    nodes: Mapping[str, Presence] = field(default_factory=lambda: MappingProxyType({}))
+
+    def with_presence(self, presence: Presence) -> "Roster":
+        """The roster after ``presence`` was learned."""
+        return Roster(MappingProxyType({**self.nodes, presence.lease.node: presence}))
+
+
+def observed(roster: Roster, leases: Iterable[LeaseKey], now: float) -> Roster:
+    """The roster after a listing at ``now``: only beats newer than those known change anything."""
+    newest: dict[str, LeaseKey] = {}
+    for lease in leases:
+        if lease.node not in newest or lease.beat > newest[lease.node].beat:
+            newest[lease.node] = lease
+    for node in sorted(newest):
+        roster = _beaten(roster, newest[node], now)
+    return roster
+
+
+def _beaten(roster: Roster, lease: LeaseKey, now: float) -> Roster:
+    known = roster.nodes.get(lease.node)
+    if known is None:
+        return roster.with_presence(Presence(lease, now, now))
+    if lease.beat <= known.lease.beat:
+        return roster
+    moved = (lease.state, lease.step, lease.tag) != (known.lease.state, known.lease.step, known.lease.tag)
+    return roster.with_presence(Presence(lease, now, now if moved else known.progressed))
+
+
+def evident(roster: Roster, node: str, now: float) -> Roster:
+    """The roster after anything ``node`` published was seen: a sign of life and of progress."""
+    known = roster.nodes.get(node)
+    return roster if known is None else roster.with_presence(replace(known, seen=now, progressed=now))
+
+
+def is_alive(presence: Presence, now: float, timeouts: Timeouts) -> bool:
+    """True until the node left or was silent for the lease time-out."""
+    return presence.lease.state != "x" and now - presence.seen < timeouts.lease
+
+
+def live_learners(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, ...]:
+    """Nodes that a quorum waits for, in name order: alive, training or waiting, and getting on."""
+    return tuple(
+        node
+        for node, presence in sorted(roster.nodes.items())
+        if is_alive(presence, now, timeouts) and presence.lease.state in LEARNING and _moves(presence, now, timeouts)
+    )
+
+
+def _moves(presence: Presence, now: float, timeouts: Timeouts) -> bool:
+    return presence.lease.state != "t" or now - presence.progressed < timeouts.progress
+
+
+def live_closers(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, ...]:
+    """Nodes that may close rounds, in name order; only dedicated syncers while one lives."""
+    able = {
+        node: presence.lease.state
+        for node, presence in sorted(roster.nodes.items())
+        if is_alive(presence, now, timeouts) and presence.lease.state in CLOSING
+    }
+    syncers = tuple(node for node, state in able.items() if state == "s")
+    return syncers or tuple(able)
+
+
+def joining(roster: Roster, now: float, timeouts: Timeouts) -> bool:
+    """True while a node is loading the committed parameters, so payloads it may need must stay."""
+    return any(
+        presence.lease.state == "j" and now - presence.progressed < timeouts.lease and is_alive(presence, now, timeouts)
+        for presence in roster.nodes.values()
+    )

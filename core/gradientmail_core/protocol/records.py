@@ -1,0 +1,379 @@
+"""The records of a run: what they say, their canonical bytes, and their strict parsers.
+
+A record is JSON in canonical form. Its identity is the sha256 of its bytes: a snapshot names the
+record it was trained from, and a round record names its predecessor in the same chain, so a chain is
+linked by content. Identity (run, node, incarnation, nonce) is in the body, because some stores drop
+object metadata. Parsers give a value or :class:`Rejected`; the same bytes are judged alike by
+everyone, from the bytes and the manifest alone.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from gradientmail_core.protocol.fields import (
+    COUNT_MAX,
+    HEX,
+    SHA256,
+    FieldRefused,
+    Fields,
+    Rejected,
+    canonical_json,
+    guarded,
+    parse_object,
+)
+from gradientmail_core.protocol.keys import ROUND_MAX
+
+FORMAT = 1
+MANIFEST_LONGEST = 64 * 2**20
+RECORD_LONGEST = 2**20
+PARTICIPANTS_MOST = 4096
+
+SectionName: TypeAlias = Literal["theta", "outer"]
+StoreClass: TypeAlias = Literal["atomic", "racy", "none"]
+Reason: TypeAlias = Literal[
+    "zero_steps", "schema", "stale", "missing", "corrupt", "nonfinite", "outlier", "unsigned", "run"
+]
+
+
+def digest(body: bytes | bytearray | memoryview | str) -> str:
+    """sha256 of ``body``, in hex."""
+    return hashlib.sha256(body.encode() if isinstance(body, str) else body).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of a committed payload: ``sha256`` is of its uncompressed canonical data bytes."""
+
+    name: SectionName
+    key: str
+    sha256: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A snapshot that was merged: whose, which, and with what share of the round (weights sum to 1)."""
+
+    node: str
+    incarnation: str
+    snapshot: str
+    steps: int
+    tokens: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A snapshot that was not merged, and why."""
+
+    node: str
+    incarnation: str
+    snapshot: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Smoothed timings of the chain, in seconds of their closers' clocks, and its usual delta.
+
+    ``step`` is one optimizer step, ``quorum`` from the first accepted snapshot to quorum, ``sync`` from
+    the decision to the commit, ``grace`` the last grace, ``norm`` the delta's L2 norm per sqrt(steps).
+    """
+
+    step: float = 0.0
+    quorum: float = 0.0
+    sync: float = 0.0
+    grace: float = 0.0
+    norm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the run is, fixed at its creation; also version 0 of every fragment."""
+
+    run: str
+    node: str
+    nonce: str
+    schema: tuple[tuple[str, tuple[int, ...], str], ...]
+    plan: tuple[tuple[tuple[str, int, int], ...], ...]
+    algorithm: Mapping[str, object]
+    store: StoreClass
+    closers: tuple[str, ...]
+    frozen: str | None
+    theta: tuple[Section, ...]
+    format: int = FORMAT
+
+    def encoded(self) -> bytes:
+        """Canonical bytes."""
+        return canonical_json(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """The commit of a round.
+
+    ``step`` is the due step the round stood for, ``next_step`` that of the fragment's next round,
+    ``closer`` who closes it; ``newest_step`` the newest step the closer had seen in any record. ``prev``
+    is the digest of the fragment's previous record. A round without participants is void: it names the
+    sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
+    """
+
+    run: str
+    round: int
+    node: str
+    nonce: str
+    prev: str
+    step: int
+    next_step: int
+    newest_step: int
+    closer: str
+    sections: tuple[Section, ...]
+    participants: tuple[Participant, ...]
+    refusals: tuple[Refusal, ...]
+    estimates: Estimates
+    cosine: float | None
+    merged_tokens: int
+    format: int = FORMAT
+
+    def encoded(self) -> bytes:
+        """Canonical bytes."""
+        return canonical_json(asdict(self))
+
+    @property
+    def void(self) -> bool:
+        """True if nothing was merged."""
+        return not self.participants
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """What a snapshot's payload carries in its metadata.
+
+    ``base`` is the digest of the record it was trained from, ``data`` the sha256 of the payload's data,
+    ``step_seconds`` the node's median step time, ``local_step`` its own step count.
+    """
+
+    run: str
+    round: int
+    node: str
+    incarnation: str
+    base: str
+    data: str
+    codec: str
+    steps: int
+    tokens: int
+    local_step: int
+    step_seconds: float
+    format: int = FORMAT
+
+    def encoded(self) -> str:
+        """Canonical text; its sha256 is the snapshot's digest in the round record."""
+        return canonical_json(asdict(self)).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A node's word that it creates the run, or closes a round in another's place."""
+
+    run: str
+    node: str
+    incarnation: str
+    nonce: str
+    format: int = FORMAT
+
+    def encoded(self) -> bytes:
+        """Canonical bytes."""
+        return canonical_json(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A record with the digest of its bytes."""
+
+    record: RoundRecord
+    digest: str = field(default="")
+
+
+def _same_format(fields: Fields) -> None:
+    found = fields.count("format")
+    if found != FORMAT:
+        raise FieldRefused(f"format {found}, this library reads {FORMAT}")
+
+
+def _same_run(fields: Fields, run: str) -> None:
+    if fields.text("run", HEX) != run:
+        raise FieldRefused("of another run")
+
+
+def _section(fields: Fields) -> Section:
+    name = fields.text("name")
+    if name not in get_args(SectionName):
+        raise FieldRefused(f"no section is called {name[:20]!r}")
+    key = fields.text("key")
+    if not key.startswith("blobs/") or ".." in key:
+        raise FieldRefused("a section's key leaves blobs/")
+    return Section(name, key, fields.text("sha256", SHA256), fields.text("codec", longest=64))  # type: ignore[arg-type]
+
+
+def _sections(fields: Fields, name: str, most: int) -> tuple[Section, ...]:
+    return tuple(_section(section) for section in fields.objects(name, most))
+
+
+def _participant(fields: Fields) -> Participant:
+    weight = fields.number("weight")
+    if not 0 <= weight <= 1:
+        raise FieldRefused("a weight lies outside 0 to 1")
+    return Participant(
+        node=fields.text("node", longest=64),
+        incarnation=fields.text("incarnation", HEX),
+        snapshot=fields.text("snapshot", SHA256),
+        steps=fields.count("steps"),
+        tokens=fields.count("tokens"),
+        weight=weight,
+    )
+
+
+def _refusal(fields: Fields) -> Refusal:
+    reason = fields.text("reason")
+    if reason not in get_args(Reason):
+        raise FieldRefused(f"no refusal is called {reason[:20]!r}")
+    return Refusal(
+        node=fields.text("node", longest=64),
+        incarnation=fields.text("incarnation", longest=64),
+        snapshot=fields.text("snapshot", longest=64),
+        reason=reason,  # type: ignore[arg-type]
+    )
+
+
+def _estimates(fields: Fields) -> Estimates:
+    names = ("step", "quorum", "sync", "grace", "norm")
+    return Estimates(**{name: max(fields.number(name), 0.0) for name in names})
+
+
+def _tensor(item: object) -> tuple[str, tuple[int, ...], str]:
+    match item:
+        case [str() as name, [*shape], ("matrix" | "embedding" | "head" | "vector") as role] if len(name) <= 512:
+            sizes = tuple(size for size in shape if isinstance(size, int) and 0 <= size <= COUNT_MAX)
+            if len(sizes) == len(shape):
+                return name, sizes, str(role)
+    raise FieldRefused("a tensor is not [name, shape, role]")
+
+
+def _rows(item: object) -> tuple[str, int, int]:
+    match item:
+        case [str() as name, int() as first, int() as last] if -1 <= first <= last <= COUNT_MAX:
+            return name, first, last
+    raise FieldRefused("a piece is not [name, first row, last row]")
+
+
+def _pieces(item: object) -> tuple[tuple[str, int, int], ...]:
+    if not isinstance(item, list) or not item:
+        raise FieldRefused("a fragment is not a list of pieces")
+    return tuple(_rows(piece) for piece in item)
+
+
+def parse_manifest(body: bytes) -> Manifest | Rejected:
+    """The manifest in ``body``; its plan is checked against its schema by the layouts' builder."""
+
+    def parse() -> Manifest:
+        fields = parse_object(body, MANIFEST_LONGEST)
+        _same_format(fields)
+        store = fields.text("store")
+        if store not in get_args(StoreClass):
+            raise FieldRefused(f"no store class is called {store[:20]!r}")
+        manifest = Manifest(
+            run=fields.text("run", HEX),
+            node=fields.text("node", longest=64),
+            nonce=fields.text("nonce", HEX),
+            schema=tuple(_tensor(item) for item in fields.items("schema", 10**6)),
+            plan=tuple(_pieces(item) for item in fields.items("plan", 1000)),
+            algorithm=fields.mapping("algorithm"),
+            store=store,  # type: ignore[arg-type]
+            closers=tuple(str(closer)[:64] for closer in fields.items("closers", 1000)),
+            frozen=fields.optional_text("frozen", SHA256),
+            theta=_sections(fields, "theta", 1000),
+        )
+        if not len(manifest.plan) == len(manifest.closers) == len(manifest.theta) > 0:
+            raise FieldRefused("fragments, closers and payloads differ in number")
+        return manifest
+
+    return guarded(parse)
+
+
+def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
+    """The record of ``round`` of ``run`` in ``body``; any other round or run is refused."""
+
+    def parse() -> RoundRecord:
+        fields = parse_object(body, RECORD_LONGEST)
+        _same_format(fields)
+        _same_run(fields, run)
+        record = RoundRecord(
+            run=run,
+            round=fields.count("round", ROUND_MAX),
+            node=fields.text("node", longest=64),
+            nonce=fields.text("nonce", HEX),
+            prev=fields.text("prev", SHA256),
+            step=fields.count("step"),
+            next_step=fields.count("next_step"),
+            newest_step=fields.count("newest_step"),
+            closer=fields.text("closer", longest=64),
+            sections=_sections(fields, "sections", 8),
+            participants=tuple(_participant(item) for item in fields.objects("participants", PARTICIPANTS_MOST)),
+            refusals=tuple(_refusal(item) for item in fields.objects("refusals", PARTICIPANTS_MOST)),
+            estimates=_estimates(fields.object("estimates")),
+            cosine=fields.optional_number("cosine"),
+            merged_tokens=fields.count("merged_tokens"),
+        )
+        if record.round != round:
+            raise FieldRefused(f"of round {record.round}")
+        if record.next_step <= record.step:
+            raise FieldRefused("the next step does not lie ahead")
+        if not any(section.name == "theta" for section in record.sections):
+            raise FieldRefused("no parameters are named")
+        return record
+
+    return guarded(parse)
+
+
+def parse_snapshot(text: str, run: str) -> SnapshotRecord | Rejected:
+    """The snapshot's record in a payload's metadata."""
+
+    def parse() -> SnapshotRecord:
+        fields = parse_object(text, RECORD_LONGEST)
+        _same_format(fields)
+        _same_run(fields, run)
+        return SnapshotRecord(
+            run=run,
+            round=fields.count("round", ROUND_MAX),
+            node=fields.text("node", longest=64),
+            incarnation=fields.text("incarnation", HEX),
+            base=fields.text("base", SHA256),
+            data=fields.text("data", SHA256),
+            codec=fields.text("codec", longest=64),
+            steps=fields.count("steps", 2**31),
+            tokens=fields.count("tokens"),
+            local_step=fields.count("local_step"),
+            step_seconds=max(fields.number("step_seconds"), 0.0),
+        )
+
+    return guarded(parse)
+
+
+def parse_claim(body: bytes, run: str | None) -> Claim | Rejected:
+    """The claim in ``body``; with ``run`` given, only one of that run."""
+
+    def parse() -> Claim:
+        fields = parse_object(body, RECORD_LONGEST)
+        _same_format(fields)
+        if run is not None:
+            _same_run(fields, run)
+        return Claim(
+            run=fields.text("run", HEX),
+            node=fields.text("node", longest=64),
+            incarnation=fields.text("incarnation", HEX),
+            nonce=fields.text("nonce", HEX),
+        )
+
+    return guarded(parse)
