@@ -1,0 +1,85 @@
+"""Canonical parameter names: what a tensor is called once every wrapper is looked through.
+
+Nodes of one run must agree on names although one compiles its model, the next wraps it for data
+parallelism and a third trains it inside a Lightning module. A wrapper is recognised by what it is, not
+by how its child is called: ``module`` disappears below a ``DistributedDataParallel``, and stays where a
+model has a child of its own by that name. Only attribute names that nobody but a wrapper uses
+(``_orig_mod`` and the like) disappear wherever they stand.
+
+The functions here know modules only by their class names and children, so they import no framework.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_ALWAYS_TRANSPARENT: Final = frozenset(
+    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+)
+"""Attributes of torch.compile, FSDP, activation checkpointing and Lightning Fabric."""
+
+_TRANSPARENT_BELOW: Final[Mapping[str, str]] = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "AveragedModel": "module",
+    "PeftModel": "base_model",
+    "BaseTuner": "model",
+    "BaseTunerLayer": "base_layer",
+    "ModulesToSaveWrapper": "original_module",
+}
+"""Class name of a wrapper and the child that it adds nothing to but a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a parameter hangs: ``owner`` (a module) holds it as ``attribute``; ``path`` is its canonical name."""
+
+    path: str
+    owner: Any
+    attribute: str
+
+
+def is_a(module: object, class_name: str) -> bool:
+    """Whether ``module`` is of a class of that name, or of one derived from it."""
+    return any(kind.__name__ == class_name for kind in type(module).__mro__)
+
+
+def is_transparent(parent: object, child: str) -> bool:
+    """Whether ``child`` of ``parent`` is the thing a wrapper wraps, so that its name does not count."""
+    if child in _ALWAYS_TRANSPARENT:
+        return True
+    return any(_TRANSPARENT_BELOW.get(kind.__name__) == child for kind in type(parent).__mro__)
+
+
+def unwrapped(module: Any) -> Any:
+    """The model inside all wrappers around the root."""
+    for child, inner in module.named_children():
+        if is_transparent(module, child):
+            return unwrapped(inner)
+    return module
+
+
+def places(module: Any, prefix: str = "") -> Iterator[Place]:
+    """Every way to reach every parameter below ``module``, aliases included."""
+    for attribute, parameter in module._parameters.items():
+        if parameter is not None:
+            yield Place(prefix + attribute, module, attribute)
+    for child, inner in module._modules.items():
+        if inner is not None:
+            yield from places(inner, prefix if is_transparent(module, child) else f"{prefix}{child}.")
+
+
+def common_attribute(aliases: Iterable[Sequence[str]]) -> str | None:
+    """The root attribute that every tensor can be reached through, or None.
+
+    ``aliases`` holds all names of each tensor. Several attributes can qualify only when they hold the
+    same modules; the first in name order stands for them.
+    """
+    roots = [{name.partition(".")[0] for name in names if "." in name} for names in aliases]
+    shared = set.intersection(*roots) if roots else set()
+    return min(shared, default=None)
+
+
+def below(attribute: str | None, name: str) -> str:
+    """``name`` without the leading ``attribute``, where it has one."""
+    return name if attribute is None else name.removeprefix(f"{attribute}.")
