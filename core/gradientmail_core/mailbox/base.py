@@ -11,7 +11,8 @@ What an implementation promises, and the protocol leans on:
 * ``list`` may lag and comes in no promised order; absence in a listing or a ``None`` from ``get``
   proves nothing.
 * Keys are ``/``-separated segments of ``[A-Za-z0-9._-]`` (see :func:`checked_key`), so a key can never
-  leave the prefix.
+  leave the prefix. A stranger's object under another name is not listed.
+* A key is not also the directory of others: ``a`` and ``a/b`` never live side by side.
 
 Passing faults raise :class:`MailboxUnavailable`, lasting ones :class:`MailboxDenied`.
 """
@@ -82,9 +83,19 @@ class Mailbox(Protocol):
 
 def checked_key(key: str) -> str:
     """``key`` itself, or :class:`ConfigurationError` if a segment could leave the prefix or confuse a store."""
-    if len(key) > 512 or not all(_SEGMENT.match(segment) for segment in key.split("/")):
+    if not is_key(key):
         raise ConfigurationError(
             f"The key {key[:80]!r} is not made of segments of letters, digits, '.', '_' and '-'.",
             "Use such names for prefixes and node ids.",
         )
     return key
+
+
+def checked_prefix(prefix: str) -> str:
+    """``prefix`` itself if some key could start with it, else :class:`ConfigurationError`."""
+    return prefix if not prefix or is_key(prefix + "0") else checked_key(prefix)
+
+
+def is_key(key: str) -> bool:
+    """Whether a listed name is a key at all, or a stranger's object to pass over."""
+    return len(key) <= 512 and all(map(_SEGMENT.match, key.split("/")))
