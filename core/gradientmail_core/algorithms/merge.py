@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -76,7 +76,6 @@ class WeightedMean(Named):
         _check_clip(self.clip)
 
     def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
-        """See :meth:`Merge.__call__`."""
         round_ = measured(contributions, layout)
         delta, _, cosine = weighted_sum(round_, _mean_coefficients(round_, self.clip))
         return Merged(delta, cosine, round_.norms_in_order_of(contributions))
@@ -112,7 +111,6 @@ class Rda(Named):
             )
 
     def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
-        """See :meth:`Merge.__call__`."""
         round_ = measured(contributions, layout)
         mean = _mean_coefficients(round_, self.clip)
         direct = np.array([len(contributions) == 1 or piece.role in self.direct_roles for piece in layout.pieces])
@@ -144,7 +142,6 @@ class TrimmedMean(Named):
         checked("share", self.share, 0.0, math.nextafter(0.5, 0.0))
 
     def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
-        """See :meth:`Merge.__call__`."""
         return _order_statistic(contributions, layout, self.clip, int(self.share * len(contributions)))
 
 
@@ -158,11 +155,10 @@ class Median(Named):
         _check_clip(self.clip)
 
     def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
-        """See :meth:`Merge.__call__`."""
         return _order_statistic(contributions, layout, self.clip, (len(contributions) - 1) // 2)
 
 
-_KNOWN: Mapping[str, type[Named]] = {kind.__name__: kind for kind in (WeightedMean, Rda, TrimmedMean, Median)}
+_KNOWN: tuple[type[Merge], ...] = (WeightedMean, Rda, TrimmedMean, Median)
 
 
 def merge_settings(merge: Merge) -> Settings:
@@ -170,9 +166,9 @@ def merge_settings(merge: Merge) -> Settings:
     return merge.settings()
 
 
-def merge_from(settings: Mapping[str, Any]) -> Merge:
+def merge_from(settings: Mapping[str, object]) -> Merge:
     """The merge that ``settings`` describes; :class:`ConfigurationError` if there is none such."""
-    return cast(Merge, named_from(settings, _KNOWN, "merge"))
+    return named_from(settings, _KNOWN, "merge")
 
 
 def _check_clip(clip: float | None) -> None:

@@ -1,24 +1,30 @@
 """Outer optimizers: one step of the committed parameters along the merged delta.
 
 A delta is *anchor minus local*, a descent direction, so every optimizer here subtracts it. All work in
-place on flat fp32 arrays, block by block with a few blocks of scratch, elementwise operations only:
+place on flat fp32 arrays, block by block with one or two blocks of scratch, elementwise operations only:
 a step costs little more than reading and writing its arrays, and equal inputs give equal bytes on every
 node and CPU. The state is named arrays of the fragment's size; the caller stores them and may restate
 them through a codec (:func:`restated`), and the next step continues exactly from what was stored.
 
 ``version`` is the number of the commit being made, from 1, so it counts the steps of this fragment.
+
+Every optimizer takes ``scale_with_participants``, an exponent: the learning rate of a round is
+``lr * participants**exponent``, so ``lr`` is the rate with one participant. The best outer rate grows with
+the number of nodes and with H and hardly with the model (arXiv 2503.09799: about 0.6 for one or two nodes,
+about 1.0 for eight, which an exponent of 0.25 to 0.35 follows). 0, the default, leaves the rate alone;
+:class:`~gradientmail_core.algorithms.merge.Rda` already keeps the norm of the delta when nodes come and go.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
 from gradientmail_core.algorithms.settings import Named, Settings, checked, named_from
-from gradientmail_core.tensors import kernels
 from gradientmail_core.tensors.codecs import Codec
+from gradientmail_core.tensors.kernels import for_blocks, scratch
 from gradientmail_core.tensors.model import Flat
 
 
@@ -32,8 +38,7 @@ class Outer(Protocol):
     def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
         """Move ``theta`` (fp32, flat) by ``delta`` in place, and the ``state`` arrays with it.
 
-        ``version`` counts from 1; ``participants`` is the number of contributions in the round, used by
-        optimizers whose learning rate scales with it.
+        ``version`` counts from 1; ``participants`` is the number of contributions in the round.
         """
         ...
 
@@ -50,10 +55,6 @@ class Nesterov(Named):
     version: commit ``v`` uses ``mu = min(momentum, (v-1)/(v-1+warmup))``, so that the first step is
     ``lr*delta`` and the average never looks further back than there are deltas; ``warmup=0`` is constant
     momentum. In steady state the gain is ``lr/(1-momentum)``, 7 times a delta at the defaults.
-
-    ``scale_with_participants`` is an exponent: the learning rate is ``lr * participants**exponent``. The
-    best outer rate grows with the number of nodes and not with the model (arXiv 2503.09799, about 0.6 at
-    one or two nodes and 1.0 at eight, an exponent near 0.3); 0 leaves it alone.
     """
 
     lr: float = 0.7
@@ -62,33 +63,139 @@ class Nesterov(Named):
     scale_with_participants: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr, self.scale_with_participants)
-        checked("momentum", self.momentum, 0.0, 1.0)
-        checked("warmup", self.warmup, 0.0)
+        _check_momentum(self.lr, self.momentum, self.warmup, self.scale_with_participants)
 
     def state_names(self) -> tuple[str, ...]:
-        """One array: ``momentum``."""
         return ("momentum",)
 
     def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
-        """See :meth:`Outer.step`."""
         (buffer,) = state
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
         def block(start: int, stop: int) -> None:
-            part, change = buffer[start:stop], np.empty(stop - start, np.float32)
-            np.multiply(part, mu, out=part)
-            np.add(part, delta[start:stop], out=part)
-            np.multiply(part, mu, out=change)
-            np.add(change, delta[start:stop], out=change)
+            average, slope, change = buffer[start:stop], delta[start:stop], _scratch("outer.change", stop - start)
+            np.multiply(average, mu, out=average)
+            np.add(average, slope, out=average)
+            np.multiply(average, mu, out=change)
+            np.add(change, slope, out=change)
             np.multiply(change, lr, out=change)
             np.subtract(theta[start:stop], change, out=theta[start:stop])
 
-        kernels.for_blocks(theta.size, block)
+        for_blocks(theta.size, block)
 
 
-_KNOWN: Mapping[str, type[Named]] = {kind.__name__: kind for kind in (Nesterov,)}
+@dataclass(frozen=True, slots=True)
+class HeavyBall(Named):
+    """SGD with classical momentum: ``buf = mu*buf + delta``, ``theta -= lr*buf`` (``torch.optim.SGD(momentum)``).
+
+    The momentum warms up as :class:`Nesterov`'s does.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    warmup: float = 10.0
+    scale_with_participants: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_momentum(self.lr, self.momentum, self.warmup, self.scale_with_participants)
+
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum",)
+
+    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
+        (buffer,) = state
+        lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
+        mu = np.float32(warmed(self.momentum, version, self.warmup))
+
+        def block(start: int, stop: int) -> None:
+            average, change = buffer[start:stop], _scratch("outer.change", stop - start)
+            np.multiply(average, mu, out=average)
+            np.add(average, delta[start:stop], out=average)
+            np.multiply(average, lr, out=change)
+            np.subtract(theta[start:stop], change, out=theta[start:stop])
+
+        for_blocks(theta.size, block)
+
+
+@dataclass(frozen=True, slots=True)
+class SGD(Named):
+    """No state: ``theta -= lr*delta``. At ``lr=1`` this is plain averaging (Local SGD, FedAvg)."""
+
+    lr: float = 1.0
+    scale_with_participants: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr, self.scale_with_participants)
+
+    def state_names(self) -> tuple[str, ...]:
+        return ()
+
+    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
+        lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
+
+        def block(start: int, stop: int) -> None:
+            change = _scratch("outer.change", stop - start)
+            np.multiply(delta[start:stop], lr, out=change)
+            np.subtract(theta[start:stop], change, out=theta[start:stop])
+
+        for_blocks(theta.size, block)
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(Named):
+    """Adam on deltas (FedAdam, arXiv 2003.00295, whose betas and ``eps`` are the defaults), as ``torch.optim.Adam``.
+
+    ``m += (1-beta1)*(delta-m)``, ``v = beta2*v + (1-beta2)*delta^2``, both corrected for their start at zero by
+    ``version``; ``theta -= lr * m / (sqrt(v) + eps)``. A coordinate moves by about ``lr`` a round, so the rate is
+    in units of parameters. DiLoCo found an outer Adam less stable than Nesterov.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-3
+    scale_with_participants: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr, self.scale_with_participants)
+        checked("beta1", self.beta1, 0.0, _BELOW_ONE)
+        checked("beta2", self.beta2, 0.0, _BELOW_ONE)
+        checked("eps", self.eps, 0.0)
+
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum", "variance")
+
+    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
+        momentum, variance = state
+        lr = self.lr * scale(participants, self.scale_with_participants)
+        rate = np.float32(lr / (1.0 - power(self.beta1, version)))
+        spread = np.float32(math.sqrt(1.0 - power(self.beta2, version)))
+        fresh1, beta2, fresh2 = np.float32(1.0 - self.beta1), np.float32(self.beta2), np.float32(1.0 - self.beta2)
+        eps = np.float32(self.eps)
+
+        def block(start: int, stop: int) -> None:
+            mean, square, slope = momentum[start:stop], variance[start:stop], delta[start:stop]
+            change = _scratch("outer.change", stop - start)
+            np.subtract(slope, mean, out=change)
+            np.multiply(change, fresh1, out=change)
+            np.add(mean, change, out=mean)
+            np.multiply(slope, slope, out=change)
+            np.multiply(change, fresh2, out=change)
+            np.multiply(square, beta2, out=square)
+            np.add(square, change, out=square)
+            np.sqrt(square, out=change)
+            np.divide(change, spread, out=change)
+            np.add(change, eps, out=change)
+            np.divide(mean, change, out=change)
+            np.multiply(change, rate, out=change)
+            np.subtract(theta[start:stop], change, out=theta[start:stop])
+
+        for_blocks(theta.size, block)
+
+
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+_KNOWN: tuple[type[Outer], ...] = (Nesterov, HeavyBall, SGD, Adam)
 
 
 def outer_settings(outer: Outer) -> Settings:
@@ -96,9 +203,9 @@ def outer_settings(outer: Outer) -> Settings:
     return outer.settings()
 
 
-def outer_from(settings: Mapping[str, Any]) -> Outer:
+def outer_from(settings: Mapping[str, object]) -> Outer:
     """The outer optimizer that ``settings`` describes; :class:`ConfigurationError` if there is none such."""
-    return cast(Outer, named_from(settings, _KNOWN, "outer optimizer"))
+    return named_from(settings, _KNOWN, "outer optimizer")
 
 
 def warmed(momentum: float, version: int, warmup: float) -> float:
@@ -107,15 +214,24 @@ def warmed(momentum: float, version: int, warmup: float) -> float:
     return momentum if warmup == 0.0 else min(momentum, before / (before + warmup))
 
 
-def scale(participants: int, exponent: float) -> float:
-    """``participants**exponent`` to within 1e-5, from square roots and products only.
+def power(base: float, exponent: int) -> float:
+    """``base**exponent`` for a whole exponent from 0, by squaring.
 
-    Those are rounded alike on every machine; a library's ``pow`` is not.
+    Products are rounded alike on every machine; a library's ``pow`` is not.
     """
-    result, root = 1.0, float(max(participants, 1))
-    for _ in range(int(exponent)):
-        result *= root
-    fraction = exponent - int(exponent)
+    result = 1.0
+    while exponent > 0:
+        if exponent & 1:
+            result *= base
+        base, exponent = base * base, exponent >> 1
+    return result
+
+
+def scale(participants: int, exponent: float) -> float:
+    """``participants**exponent`` to within 1e-5, by products and square roots, for the reason of :func:`power`."""
+    whole = int(exponent)
+    base = float(max(participants, 1))
+    result, root, fraction = power(base, whole), base, exponent - whole
     for _ in range(20):
         root, fraction = math.sqrt(root), fraction * 2.0
         if fraction >= 1.0:
@@ -133,9 +249,19 @@ def restated(values: Flat, codec: Codec) -> None:
         return
     parts = [np.empty(part.nbytes, np.uint8) for part in codec.parts(values.size)]
     codec.encode(values, parts)
-    kernels.for_blocks(values.size, lambda start, stop: codec.decode(parts, start, stop, values[start:stop]))
+    for_blocks(values.size, lambda start, stop: codec.decode(parts, start, stop, values[start:stop]))
+
+
+def _scratch(name: str, count: int) -> Flat:
+    return cast(Flat, scratch(name, count, np.float32))
 
 
 def _check_rate(lr: float, exponent: float) -> None:
     checked("lr", lr, 0.0)
     checked("scale_with_participants", exponent, 0.0, 2.0)
+
+
+def _check_momentum(lr: float, momentum: float, warmup: float, exponent: float) -> None:
+    _check_rate(lr, exponent)
+    checked("momentum", momentum, 0.0, 1.0)
+    checked("warmup", warmup, 0.0)

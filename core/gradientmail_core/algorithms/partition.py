@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from gradientmail_core.algorithms.settings import Named, Settings, named_from
 from gradientmail_core.errors import ConfigurationError
@@ -47,7 +47,6 @@ class ByBytes(Named):
     """
 
     def layouts(self, schema: Schema, fragments: int) -> tuple[FragmentLayout, ...]:
-        """See :meth:`Partition.layouts`."""
         _check_fillable(schema, fragments)
         return _layouts(_into_lightest(_cut_for(schema.tensors, fragments), [[] for _ in range(fragments)]))
 
@@ -63,7 +62,6 @@ class Strided(Named):
     """
 
     def layouts(self, schema: Schema, fragments: int) -> tuple[FragmentLayout, ...]:
-        """See :meth:`Partition.layouts`."""
         _check_fillable(schema, fragments)
         numbers = sorted({block for tensor in schema.tensors if (block := block_number(tensor.name)) is not None})
         fragment_of = {number: index % fragments for index, number in enumerate(numbers)}
@@ -78,7 +76,7 @@ class Strided(Named):
         return _layouts(_into_lightest(_cut(rest, max(1, schema.elements // (4 * fragments))), dealt))
 
 
-_KNOWN: Mapping[str, type[Named]] = {kind.__name__: kind for kind in (ByBytes, Strided)}
+_KNOWN: tuple[type[Partition], ...] = (ByBytes, Strided)
 _BLOCK_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -87,9 +85,9 @@ def partition_settings(partition: Partition) -> Settings:
     return partition.settings()
 
 
-def partition_from(settings: Mapping[str, Any]) -> Partition:
+def partition_from(settings: Mapping[str, object]) -> Partition:
     """The partition that ``settings`` describes; :class:`ConfigurationError` if there is none such."""
-    return cast(Partition, named_from(settings, _KNOWN, "partition"))
+    return named_from(settings, _KNOWN, "partition")
 
 
 def block_number(name: str) -> int | None:

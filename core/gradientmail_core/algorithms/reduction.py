@@ -14,7 +14,7 @@ differently on another CPU.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +160,7 @@ def sorted_mean(round_: Round, factors: Sequence[float], trim: int) -> tuple[Fla
     pairs = tuple(comparators(count))
 
     def combine(start: int, stop: int, unit: Flat | None) -> None:
-        *rows, term = (np.empty(stop - start, np.float32) for _ in range(count + 1))
+        *rows, term = (_scratch(f"merge.row{row}", stop - start) for row in range(count + 1))
         for row, contribution, norm, factor in zip(rows, round_.contributions, round_.norms, factors, strict=True):
             contribution.decode(start, stop, row)
             if unit is not None:
@@ -168,7 +168,7 @@ def sorted_mean(round_: Round, factors: Sequence[float], trim: int) -> tuple[Fla
                 np.add(unit, term, out=unit)
             np.multiply(row, np.float32(factor), out=row)
             np.add(row, np.float32(0.0), out=row)  # -0.0 becomes 0.0: min and max may return either of the two
-        _sort(rows, pairs)
+        _sort(rows, term, pairs)
         _mean_of(rows[trim : count - trim], delta[start:stop])
 
     return delta, _with_cosine(round_, combine)
@@ -235,7 +235,7 @@ def _squares(contributions: Sequence[Contribution], layout: FragmentLayout, bloc
     partial = np.zeros((len(contributions), _segment_count(blocks)))
 
     def block(start: int, stop: int) -> None:
-        values = np.empty(stop - start, np.float32)
+        values = _scratch("merge.values", stop - start)
         for row, contribution in zip(partial, contributions, strict=True):
             contribution.decode(start, stop, values)
             for segment in blocks[start // BLOCK]:
@@ -270,18 +270,22 @@ def _accumulate(
     round_: Round, factors: NDArray[np.float32], held: Sequence[Segment], start: int, out: Flat, unit: Flat | None
 ) -> None:
     """Write the weighted sum of one block's segments to ``out``; add every contribution's unit vector to ``unit``."""
-    values, term = np.empty_like(out), np.empty_like(out)
-    for segment in held:
-        out[segment.span] = 0.0
+    values, term = _scratch("merge.values", out.size), _scratch("merge.term", out.size)
     for row, (contribution, norm) in enumerate(zip(round_.contributions, round_.norms, strict=True)):
         contribution.decode(start, start + out.size, values)
         for segment in held:
             part = segment.span
-            np.multiply(values[part], factors[row, segment.piece], out=term[part])
-            np.add(out[part], term[part], out=out[part])
+            scaled = out[part] if row == 0 else term[part]
+            np.multiply(values[part], factors[row, segment.piece], out=scaled)
+            if row > 0:
+                np.add(out[part], scaled, out=out[part])
         if unit is not None:
             np.multiply(values, _reciprocal(norm), out=values)
             np.add(unit, values, out=unit)
+
+
+def _scratch(name: str, count: int) -> Flat:
+    return cast(Flat, kernels.scratch(name, count, np.float32))
 
 
 def _reciprocal(norm: float) -> np.float32:
@@ -301,7 +305,8 @@ def _with_cosine(round_: Round, combine: Callable[[int, int, Flat | None], None]
     agreement = np.zeros((1, len(round_.blocks)))
 
     def block(start: int, stop: int) -> None:
-        unit = np.zeros(stop - start, np.float32)
+        unit = _scratch("merge.unit", stop - start)
+        unit.fill(0.0)
         combine(start, stop, unit)
         agreement[0, start // BLOCK] = kernels.sum_of_squares(unit)
 
@@ -310,9 +315,8 @@ def _with_cosine(round_: Round, combine: Callable[[int, int, Flat | None], None]
     return max(-1.0, min(1.0, cosine))
 
 
-def _sort(rows: list[Flat], pairs: Sequence[tuple[int, int]]) -> None:
+def _sort(rows: list[Flat], spare: Flat, pairs: Sequence[tuple[int, int]]) -> None:
     """Sort each coordinate over the rows by a network; the list is reordered, the arrays are reused."""
-    spare = np.empty_like(rows[0])
     for low, high in pairs:
         np.minimum(rows[low], rows[high], out=spare)
         np.maximum(rows[low], rows[high], out=rows[high])

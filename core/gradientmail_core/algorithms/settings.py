@@ -2,50 +2,48 @@
 
 Each algorithm is a frozen dataclass; its settings are its class name under ``"name"`` and its fields.
 Every value that decides a result is in there, so two nodes that agree on the settings compute the same
-bytes. The way back goes through a registry of known classes and the class's own checks: settings come
-from the store, and anything unknown or out of range is a :class:`ConfigurationError`, nothing else.
+bytes. The way back goes through the classes known here and their own checks: settings come from the
+store, and anything unknown or out of range is a :class:`ConfigurationError`, nothing else.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, TypeVar, cast
 
 from gradientmail_core.errors import ConfigurationError
 
 T = TypeVar("T")
 
-Settings = dict[str, Any]
-"""Plain JSON: strings, numbers, booleans, None, and lists or objects of these."""
+Settings: TypeAlias = dict[str, object]
+"""Plain JSON: strings, numbers, booleans, None, and lists of these."""
 
 
 class Named:
     """Base of algorithms that are frozen dataclasses with JSON fields."""
 
+    __slots__ = ()
+
     def settings(self) -> Settings:
         """The class name and every field, as plain JSON."""
-        fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {"name": type(self).__name__, **fields}
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """An instance with these fields, lists as tuples; :class:`ConfigurationError` if they do not fit."""
-        try:
-            return cls(**{key: _frozen(value) for key, value in fields.items()})
-        except (TypeError, ValueError, OverflowError) as problem:
-            raise ConfigurationError(f"The settings of {cls.__name__} do not fit: {problem}") from problem
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {"name": type(self).__name__} | {field.name: _plain(getattr(self, field.name)) for field in fields}
 
 
-def named_from(settings: Mapping[str, Any], known: Mapping[str, type[Named]], what: str) -> Named:
-    """The algorithm that ``settings`` describes, of the classes in ``known``.
+def named_from(settings: Mapping[str, object], known: Iterable[type[T]], what: str) -> T:
+    """The algorithm that ``settings`` describes, of the classes ``known``; JSON lists become tuples.
 
     Raises :class:`ConfigurationError` for an unknown name, an unknown field or a value out of range.
     """
-    fields = dict(settings)
-    name = fields.pop("name", None)
-    if not isinstance(name, str) or name not in known:
-        raise ConfigurationError(f"Unknown {what} {name!r}.", f"Known are: {', '.join(sorted(known))}.")
-    return known[name].from_fields(fields)
+    kinds = {kind.__name__: kind for kind in known}
+    name = settings.get("name")
+    if not isinstance(name, str) or name not in kinds:
+        raise ConfigurationError(f"Unknown {what} {name!r}.", f"Known are: {', '.join(sorted(kinds))}.")
+    fields = {key: _frozen(value) for key, value in settings.items() if key != "name"}
+    try:
+        return cast(Callable[..., T], kinds[name])(**fields)
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise ConfigurationError(f"The settings of {what} {name} do not fit: {problem}") from problem
 
 
 def checked(name: str, value: float, low: float, high: float = math.inf) -> None:
@@ -54,9 +52,9 @@ def checked(name: str, value: float, low: float, high: float = math.inf) -> None
         raise ConfigurationError(f"{name} is {value!r}.", f"It must be a number from {low:g} to {high:g}.")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
