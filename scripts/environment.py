@@ -35,7 +35,7 @@ def torch_pin(requirements: Path) -> str:
 
 def pip(*arguments: str) -> None:
     """Run the environment's pip; its failure ends this process with its exit code."""
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *arguments]
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-qq", *arguments]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if code:
         sys.exit(f"Installing failed (pip exit code {code}); run make again to start over from a fresh .venv.")

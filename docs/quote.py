@@ -1,0 +1,96 @@
+"""Every figure the documents quote, recomputed from the committed logs in ``docs/results/``.
+
+A document marks a place with ``<!-- figures: NAME -->`` … ``<!-- end -->``; this script fills it from
+``docs/results/NAME.json``, the file that ``make demo JSON=…`` or ``make bench-kernels JSON=…`` wrote. Without
+that file the place says so. A test fails while a document differs from what this script would write.
+
+    python docs/quote.py            rewrite the documents
+    python docs/quote.py --check    exit 1 if one is out of date
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+Figures: TypeAlias = Mapping[str, object]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+PLACE = re.compile(r"(?P<open><!-- figures: (?P<name>[a-z-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
+NOT_MEASURED = "*Not measured yet.*\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
+
+
+def entries(figures: Figures, name: str) -> list[Figures]:
+    """The list of objects called ``name``, empty if there is none."""
+    found = figures.get(name)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def number(figures: Figures, name: str, digits: int) -> str:
+    """The number called ``name`` with ``digits`` decimals, or a dash."""
+    value = figures.get(name)
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "–"
+
+
+def demo(figures: Figures) -> str:
+    """Held-out loss of one node alone and of nodes merged, a row for each seed."""
+    rows = [
+        [str(entry.get("seed", "–")), number(entry, "single_loss", 3), number(entry, "merged_loss", 3)]
+        for entry in entries(figures, "seeds") or [figures]
+    ]
+    return table(["seed", "one node alone", "merged"], rows)
+
+
+def kernels(figures: Figures) -> str:
+    """Throughput of each operation beside one memory copy."""
+    rows = [
+        [f"`{row['name']}`", number(row, "gb_per_s", 2), number(row, "copy_ratio", 2)]
+        for row in entries(figures, "rows")
+    ]
+    return table(["operation", "GB/s", "time, in copies"], rows)
+
+
+RENDERERS: dict[str, Callable[[Figures], str]] = {"demo": demo, "kernels": kernels}
+
+
+def rendered(name: str) -> str:
+    """What stands between the marks of ``name``."""
+    log = RESULTS / f"{name}.json"
+    return RENDERERS[name](json.loads(log.read_text(encoding="utf-8"))) if log.exists() else NOT_MEASURED
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked place brought up to date."""
+    return PLACE.sub(lambda place: f"{place['open']}{rendered(place['name'])}{place['close']}", text)
+
+
+def documents() -> list[Path]:
+    """The documents that may quote figures."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rewrite, or check, every document; the exit code."""
+    stale = [
+        path for path in documents() if filled(path.read_text(encoding="utf-8")) != path.read_text(encoding="utf-8")
+    ]
+    for path in stale:
+        print(
+            f"{path.relative_to(ROOT)}: figures out of date" if "--check" in arguments else f"{path.relative_to(ROOT)}"
+        )
+        if "--check" not in arguments:
+            path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
