@@ -161,7 +161,7 @@ class Adam(Named):
         _check_rate(self.lr, self.scale_with_participants)
         checked("beta1", self.beta1, 0.0, _BELOW_ONE)
         checked("beta2", self.beta2, 0.0, _BELOW_ONE)
-        checked("eps", self.eps, 0.0)
+        checked("eps", self.eps, 1e-12)
 
     def state_names(self) -> tuple[str, ...]:
         return ("momentum", "variance")
@@ -263,5 +263,5 @@ def _check_rate(lr: float, exponent: float) -> None:
 
 def _check_momentum(lr: float, momentum: float, warmup: float, exponent: float) -> None:
     _check_rate(lr, exponent)
-    checked("momentum", momentum, 0.0, 1.0)
+    checked("momentum", momentum, 0.0, _BELOW_ONE)
     checked("warmup", warmup, 0.0)

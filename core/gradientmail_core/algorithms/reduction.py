@@ -85,7 +85,7 @@ def segments(layout: FragmentLayout) -> Blocks:
     count = 0
     for number, piece in enumerate(layout.pieces):
         end = piece.offset + piece.elements
-        for block in range(piece.offset // BLOCK, -(-end // BLOCK)):
+        for block in range(piece.offset // BLOCK, -(-end // BLOCK) if piece.elements else 0):
             first = block * BLOCK
             blocks[block].append(Segment(count, number, max(piece.offset - first, 0), min(end - first, BLOCK)))
             count += 1
