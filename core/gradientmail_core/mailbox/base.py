@@ -4,9 +4,10 @@ What an implementation promises, and the protocol leans on:
 
 * An object appears whole or not at all; a reader never sees a part of a write in progress.
 * ``create`` has at most one winner per key among all processes. ``Created`` means this call's bytes
-  are there, ``Taken`` that another object was there first. An outcome that the store did not settle
-  (time-out, reset, 409) raises :class:`MailboxUnavailable`: the caller retries the same bytes and
-  compares what it reads back, so a lost answer is never mistaken for a lost race.
+  are there, ``Taken`` that an object was there already. An outcome that the store did not settle
+  (time-out, reset, 409) raises :class:`MailboxUnavailable`. Client libraries may send a request twice
+  when a connection breaks, so the object may be this call's own: whoever cares retries the same bytes
+  and compares what it reads back, and a lost answer is never mistaken for a lost race.
 * ``put`` may be repeated: only content-addressed keys are written with it.
 * ``list`` may lag and comes in no promised order; absence in a listing or a ``None`` from ``get``
   proves nothing.
@@ -21,11 +22,14 @@ import enum
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
-from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.errors import ConfigurationError, MailboxUnavailable
 
 Body: TypeAlias = bytes | bytearray | memoryview
+
+StoreClass: TypeAlias = Literal["atomic", "racy", "none"]
+"""What a store's ``create`` is worth: one winner always; one except under a race; no condition at all."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 
@@ -37,12 +41,23 @@ class CreateOutcome(enum.Enum):
     TAKEN = "taken"
 
 
+class MailboxThrottled(MailboxUnavailable):
+    """The store asks to come back in ``seconds``."""
+
+    def __init__(self, cause: str, seconds: float) -> None:
+        super().__init__(cause)
+        self.seconds = seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One object of a listing: its key below the mailbox's prefix and its size in bytes."""
 
     key: str
     size: int
+
+
+Page: TypeAlias = list[Entry]
 
 
 class Mailbox(Protocol):

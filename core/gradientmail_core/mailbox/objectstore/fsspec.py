@@ -1,0 +1,104 @@
+"""Any file system of fsspec. Only those known to create exclusively may create at all.
+
+fsspec's own default for an exclusive write asks whether the file exists and then writes, so two writers
+may both succeed. A store reached that way serves a run with one named syncer, or none.
+"""
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from gradientmail_core.errors import ConfigurationError, MailboxUnsupported, PayloadTooLarge
+from gradientmail_core.mailbox.base import Body, Entry
+from gradientmail_core.mailbox.objectstore.answers import Answer
+
+EXCLUSIVE = frozenset({"gs", "gcs", "az", "abfs", "abfss"})
+WHOLE = 1 << 40  # larger than any body: one request per write
+
+
+def open_file_system(scheme: str, **settings: object) -> Any:
+    """fsspec's file system for ``scheme``; :class:`ConfigurationError` if it, or its library, is not there."""
+    if importlib.util.find_spec("fsspec") is None:
+        raise ConfigurationError(f"{scheme}:// URLs need fsspec.", "Install it, or use another store.")
+    import fsspec
+
+    try:
+        implementation = fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError):
+        raise ConfigurationError(
+            f"No installed library knows {scheme}:// URLs.", "Install one, or check the URL."
+        ) from None
+    asynchronous = bool(implementation.async_impl)
+    return (
+        implementation(asynchronous=asynchronous, skip_instance_cache=True, use_listings_cache=False, **settings)
+        if asynchronous
+        else implementation(**settings)
+    )
+
+
+class FsspecTransport:
+    """One file system below ``bucket``. Those without async methods run on threads."""
+
+    def __init__(self, files: Any, scheme: str, bucket: str) -> None:
+        self._files = files
+        self._exclusive = scheme in EXCLUSIVE
+        self._bucket = bucket
+
+    async def get(self, path: str, limit: int | None) -> bytes:
+        if limit is None:
+            whole: bytes = await self._call("cat_file", self._at(path))
+            return whole
+        if (await self._call("info", self._at(path)))["size"] > limit:
+            raise PayloadTooLarge(f"{path} has more bytes than the {limit} expected of it.")
+        body: bytes = await self._call("cat_file", self._at(path))
+        return body
+
+    async def put(self, path: str, body: Body) -> None:
+        await self._call("pipe_file", self._at(path), bytes(body))
+
+    async def create(self, path: str, body: Body) -> None:
+        if not self._exclusive:
+            raise MailboxUnsupported(
+                f"{type(self._files).__name__} cannot create a file only if there is none.",
+                "Use a store that can, or a run with one named syncer.",
+            )
+        await self._call("pipe_file", self._at(path), bytes(body), mode="create", chunksize=WHOLE)
+
+    async def list(self, prefix: str, after: str) -> AsyncIterator[Sequence[Entry]]:
+        directory = self._at(prefix.rpartition("/")[0])
+        found = await self._call("find", directory, detail=True)
+        cut = len(self._bucket) + 1
+        yield [Entry(name.lstrip("/")[cut:], int(info["size"] or 0)) for name, info in found.items()]
+
+    async def delete(self, path: str) -> None:
+        await self._call("rm_file", self._at(path))
+
+    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
+        return 0
+
+    async def close(self) -> None:
+        """Nothing to release: the library keeps its connections."""
+
+    def answer(self, error: Exception) -> Answer | None:
+        match error:
+            case FileExistsError():
+                return Answer(412)
+            case FileNotFoundError():
+                return Answer(404)
+            case PermissionError():
+                return Answer(403, "AccessDenied")
+            case NotImplementedError():
+                return Answer(501)
+        for name in ("status_code", "status", "code"):
+            if isinstance(status := getattr(error, name, None), int):
+                return Answer(status)
+        return Answer(None, type(error).__name__) if isinstance(error, OSError | TimeoutError) else None
+
+    def _at(self, path: str) -> str:
+        return f"{self._bucket}/{path}".rstrip("/")
+
+    async def _call(self, name: str, *arguments: object, **options: object) -> Any:
+        if self._files.async_impl:
+            return await getattr(self._files, f"_{name}")(*arguments, **options)
+        return await asyncio.to_thread(getattr(self._files, name), *arguments, **options)

@@ -1,0 +1,129 @@
+"""S3, Google Cloud Storage and Azure through obstore, whose requests run on threads of its own.
+
+Its errors are classes for the common cases and words for the rest; the status in the words decides, since
+a 409 that settles nothing arrives as the same class as a 412.
+"""
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
+
+from gradientmail_core.errors import MailboxUnsupported, PayloadTooLarge
+from gradientmail_core.mailbox.base import Body, Entry
+from gradientmail_core.mailbox.objectstore.answers import Answer
+from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
+from gradientmail_core.mailbox.objectstore.location import S3Location
+
+PART = 8 << 20
+PARTS_AT_ONCE = 8
+LIST_PAGE = 1000
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
+_NO_ROLE = "169.254.169.254"
+_SETTINGS = {
+    "client_options": {"connect_timeout": "5s", "timeout": "1h", "allow_http": True},
+    "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+}
+
+
+def s3_store(location: S3Location, credentials: CredentialSource | None) -> ObjectStore:
+    """The bucket, with credentials looked up for every request."""
+    optional = {"endpoint": location.endpoint_url, "region": location.region}
+    return S3Store(
+        location.bucket,
+        **{name: value for name, value in optional.items() if value},
+        **({"credential_provider": _provider(credentials)} if credentials else {}),
+        virtual_hosted_style_request=not location.path_style,
+        unsigned_payload=True,
+        disable_bulk_delete=True,
+        **_SETTINGS,
+    )
+
+
+def google_store(bucket: str) -> ObjectStore:
+    """A bucket, with the credentials that Google's own libraries would find."""
+    return GCSStore(bucket, **_SETTINGS)
+
+
+def azure_store(container: str, account: str | None) -> ObjectStore:
+    """A container, with the credentials of the AZURE_* variables or a managed identity."""
+    return AzureStore(container, **({"account_name": account} if account else {}), **_SETTINGS)
+
+
+class ObstoreTransport:
+    """One bucket or container."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._reached = False
+
+    async def get(self, path: str, limit: int | None) -> bytes:
+        result = await obstore.get_async(self._store, path)
+        size = result.meta["size"]
+        if limit is not None and size > limit:
+            raise PayloadTooLarge(f"{path} has {size} bytes, more than the {limit} expected of it.")
+        self._reached = True
+        return bytes(await result.bytes_async())
+
+    async def put(self, path: str, body: Body) -> None:
+        await obstore.put_async(self._store, path, body, chunk_size=PART, max_concurrency=PARTS_AT_ONCE)
+        self._reached = True
+
+    async def create(self, path: str, body: Body) -> None:
+        await obstore.put_async(self._store, path, bytes(body), mode="create", use_multipart=False)
+        self._reached = True
+
+    async def list(self, prefix: str, after: str) -> AsyncIterator[Sequence[Entry]]:
+        directory = prefix.rpartition("/")[0] or None
+        async for page in obstore.list(self._store, directory, offset=after or None, chunk_size=LIST_PAGE):
+            self._reached = True
+            yield [Entry(found["path"], found["size"]) for found in page]
+
+    async def delete(self, path: str) -> None:
+        await obstore.delete_async(self._store, path)
+        self._reached = True
+
+    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
+        raise MailboxUnsupported(
+            "Unfinished uploads cannot be listed through obstore.",
+            "Install gradientmail[s3] and add ?backend=s3fs, or give the bucket a lifecycle rule.",
+        )
+
+    async def close(self) -> None:
+        """Nothing to release: connections close with the store."""
+
+    def answer(self, error: Exception) -> Answer | None:
+        words = str(error)
+        status, code = _STATUS.search(words), _CODE.search(words)
+        match error:
+            case _ if status:
+                return Answer(int(status[1]), code[1] if code else "")
+            case FileNotFoundError():
+                return Answer(404)
+            case BaseError() if "redirect" in words:
+                return Answer(301, "PermanentRedirect")
+            case BaseError() if _NO_ROLE in words and not self._reached:
+                return Answer(401, "NoCredentials")
+            case BaseError() | OSError() | TimeoutError():
+                return Answer(None)
+            case _:
+                return None
+
+
+def _provider(credentials: CredentialSource) -> Any:
+    async def provide() -> dict[str, object]:
+        found = await credentials.current()
+        return {
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.session_token,
+            "expires_at": datetime.now(UTC),  # asked again for the next request
+        }
+
+    return provide

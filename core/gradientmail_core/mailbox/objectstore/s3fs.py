@@ -1,0 +1,224 @@
+"""S3 through s3fs, on the caller's event loop.
+
+s3fs finds the configuration and keeps the connection; the requests are made on its client, one for each
+verb. Its file operations would add a HEAD before each GET, cache listings for ever, repeat a create whose
+answer was lost and then call it taken, and turn large creates into multipart uploads, whose condition
+several stores ignore. Large puts go in parallel parts and large gets in parallel ranges.
+"""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import s3fs
+from aiobotocore.credentials import AioCredentials
+from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+
+from gradientmail_core.errors import PayloadTooLarge
+from gradientmail_core.mailbox.base import Body, Entry
+from gradientmail_core.mailbox.objectstore.answers import Answer
+from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
+from gradientmail_core.mailbox.objectstore.location import S3Location
+
+PART = 16 << 20
+PARTS_AT_ONCE = 4
+CONNECT_SECONDS, READ_SECONDS = 5, 30
+
+
+class S3fsTransport:
+    """One bucket. Bound to the event loop of its first request."""
+
+    def __init__(self, location: S3Location, credentials: CredentialSource) -> None:
+        self._bucket = location.bucket
+        session = AioSession()
+        session._credentials = _Renewed(credentials)
+        self._files = s3fs.S3FileSystem(
+            asynchronous=True,
+            skip_instance_cache=True,
+            use_listings_cache=False,
+            session=session,
+            endpoint_url=location.endpoint_url,
+            client_kwargs={"region_name": location.region} if location.region else {},
+            config_kwargs=_client_settings(location),
+        )
+
+    async def get(self, path: str, limit: int | None) -> bytes:
+        client = await self._client()
+        if limit is None or limit <= 2 * PART:
+            return await self._whole(client, path, limit)
+        return await self._in_ranges(client, path, limit)
+
+    async def put(self, path: str, body: Body) -> None:
+        client, view = await self._client(), memoryview(body).cast("B")
+        if view.nbytes <= 2 * PART:
+            await client.put_object(Bucket=self._bucket, Key=path, Body=_stream(view))
+        else:
+            await self._put_in_parts(client, path, view)
+
+    async def create(self, path: str, body: Body) -> None:
+        client = await self._client()
+        await client.put_object(Bucket=self._bucket, Key=path, Body=bytes(body), IfNoneMatch="*")
+
+    async def list(self, prefix: str, after: str) -> AsyncIterator[Sequence[Entry]]:
+        client = await self._client()
+        query = {"Bucket": self._bucket, "Prefix": prefix} | ({"StartAfter": after} if after else {})
+        while True:
+            page = await client.list_objects_v2(**query)
+            yield [Entry(found["Key"], found["Size"]) for found in page.get("Contents", ())]
+            if not page.get("IsTruncated"):
+                return
+            query["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def delete(self, path: str) -> None:
+        client = await self._client()
+        await client.delete_object(Bucket=self._bucket, Key=path)
+
+    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
+        client = await self._client()
+        found = await client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix)
+        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+        old = [upload for upload in found.get("Uploads", ()) if _age(upload, now) >= timedelta(seconds=older_than)]
+        for upload in old:
+            await client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        return len(old)
+
+    async def close(self) -> None:
+        client = await self._client()
+        await client.close()
+
+    def answer(self, error: Exception) -> Answer | None:
+        match error:
+            case ClientError():
+                return _client_answer(error)
+            case NoCredentialsError():
+                return Answer(401, "NoCredentials")
+            case ParamValidationError():
+                return None
+            case BotoCoreError() | aiohttp.ClientError() | TimeoutError() | OSError():
+                return Answer(None, type(error).__name__)
+            case _:
+                return None
+
+    async def _client(self) -> Any:
+        return await self._files.set_session()
+
+    async def _whole(self, client: Any, path: str, limit: int | None, span: str | None = None) -> bytes:
+        response = await client.get_object(Bucket=self._bucket, Key=path, **({"Range": span} if span else {}))
+        async with response["Body"] as stream:
+            _check_size(path, response["ContentLength"], limit)
+            body: bytes = await stream.read()
+            return body
+
+    async def _in_ranges(self, client: Any, path: str, limit: int) -> bytes:
+        """The first range tells the size; the others follow at once, a few at a time."""
+        try:
+            response = await client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes=0-{PART - 1}")
+        except ClientError as error:
+            if _client_answer(error).status != 416:
+                raise
+            return b""
+        async with response["Body"] as stream:
+            size = int(response.get("ContentRange", "/0").rpartition("/")[2]) or response["ContentLength"]
+            _check_size(path, size, limit)
+            first: bytes = await stream.read()
+        turns = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def part(start: int) -> bytes:
+            async with turns:
+                return await self._whole(client, path, PART, f"bytes={start}-{min(start + PART, size) - 1}")
+
+        return b"".join([first, *await _all(part(start) for start in range(len(first), size, PART))])
+
+    async def _put_in_parts(self, client: Any, path: str, view: memoryview) -> None:
+        upload = await client.create_multipart_upload(Bucket=self._bucket, Key=path)
+        where = {"Bucket": self._bucket, "Key": path, "UploadId": upload["UploadId"]}
+        turns = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def part(number: int, start: int) -> dict[str, object]:
+            async with turns:
+                body = _stream(view[start : start + PART])
+                done = await client.upload_part(**where, PartNumber=number, Body=body)
+                return {"PartNumber": number, "ETag": done["ETag"]}
+
+        try:
+            parts = await _all(part(*numbered) for numbered in enumerate(range(0, view.nbytes, PART), 1))
+            await client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
+        except BaseException:
+            await asyncio.shield(_aborted(client, where))
+            raise
+
+
+class _Renewed(AioCredentials):  # type: ignore[misc]
+    """The source's credentials, looked up for every request that is signed."""
+
+    def __init__(self, source: CredentialSource) -> None:
+        super().__init__("", "", method="gradientmail")
+        self._source = source
+
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        found = await self._source.current()
+        return ReadOnlyCredentials(found.access_key, found.secret_key, found.session_token, None)
+
+
+def _client_settings(location: S3Location) -> dict[str, object]:
+    """One attempt per request; bodies signed by neither client nor server, since records carry their sha256."""
+    return {
+        "connect_timeout": CONNECT_SECONDS,
+        "read_timeout": READ_SECONDS,
+        "max_pool_connections": location.max_concurrency * PARTS_AT_ONCE,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "request_checksum_calculation": location.request_checksums,
+        "response_checksum_validation": location.request_checksums,
+        "tcp_keepalive": True,
+        "s3": {
+            "addressing_style": "path" if location.path_style else "virtual",
+            "payload_signing_enabled": False,
+        },
+    }
+
+
+def _stream(view: memoryview) -> io.BytesIO:
+    return io.BytesIO(view)
+
+
+def _check_size(path: str, size: int, limit: int | None) -> None:
+    if limit is not None and size > limit:
+        raise PayloadTooLarge(f"{path} has {size} bytes, more than the {limit} expected of it.")
+
+
+async def _all(work: "Iterator[Any]") -> Any:
+    """Every result in order; the first failure cancels the rest and is raised once they have ended."""
+    tasks = [asyncio.ensure_future(part) for part in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def _aborted(client: Any, where: dict[str, str]) -> None:
+    try:
+        await client.abort_multipart_upload(**where)
+    except (BotoCoreError, ClientError, aiohttp.ClientError, OSError):
+        return  # a sweep of unfinished uploads, or the bucket's lifecycle rule, takes it later
+
+
+def _age(upload: dict[str, datetime], now: datetime) -> timedelta:
+    return now - upload["Initiated"]
+
+
+def _client_answer(error: ClientError) -> Answer:
+    metadata = error.response.get("ResponseMetadata", {})
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    wait = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
+    return Answer(
+        metadata.get("HTTPStatusCode"), code if code.isalpha() else "", float(wait) if wait.isdecimal() else 0.0
+    )

@@ -1,0 +1,128 @@
+"""Object stores by name: which library serves which URL, and what to install where none does."""
+
+import importlib.util
+
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.mailbox.objectstore.credentials import CredentialProvider, CredentialSource, chain_provider
+from gradientmail_core.mailbox.objectstore.location import (
+    MAX_CONCURRENCY,
+    PRESETS,
+    Backend,
+    RequestChecksums,
+    S3Location,
+    StoreUrl,
+    location_from_url,
+    parsed_url,
+    s3_location,
+)
+from gradientmail_core.mailbox.objectstore.objects import ObjectMailbox, Transport
+
+_GOOGLE = ("gs", "gcs")
+_AZURE = ("az", "abfs", "abfss")
+
+
+class S3Mailbox(ObjectMailbox):
+    """A prefix of an S3 bucket, or of a store that speaks S3.
+
+    ``endpoint_url`` is None for Amazon. ``request_checksums`` defaults to what the store is known to accept.
+    ``max_concurrency`` bounds the requests in flight. ``credential_provider`` returns :class:`Credentials` (or a
+    coroutine of them); without it the usual environment, profile and role are searched. ``backend`` is obstore
+    where it is installed, else s3fs. Raises :class:`ConfigurationError` for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        request_checksums: RequestChecksums | None = None,
+        max_concurrency: int = MAX_CONCURRENCY,
+        credential_provider: CredentialProvider | None = None,
+        backend: Backend = "auto",
+    ) -> None:
+        self._open(
+            s3_location(
+                bucket,
+                prefix,
+                endpoint_url=endpoint_url,
+                region=region,
+                request_checksums=request_checksums,
+                max_concurrency=max_concurrency,
+                backend=backend,
+            ),
+            credential_provider,
+        )
+
+    @classmethod
+    def at(cls, location: S3Location, credential_provider: CredentialProvider | None = None) -> "S3Mailbox":
+        """The mailbox at a location made elsewhere, such as by a preset."""
+        mailbox = cls.__new__(cls)
+        mailbox._open(location, credential_provider)
+        return mailbox
+
+    def _open(self, location: S3Location, provider: CredentialProvider | None) -> None:
+        provider = provider or chain_provider()
+        credentials = CredentialSource(provider) if provider else None
+        super().__init__(
+            _s3_transport(location, credentials),
+            location.url,
+            location.prefix,
+            max_concurrency=location.max_concurrency,
+            credentials=credentials,
+        )
+
+
+def open_object_store(url: str) -> ObjectMailbox:
+    """The object store at ``url``; :class:`ConfigurationError` names the extra to install if one is missing."""
+    parts = parsed_url(url)
+    if parts.scheme in PRESETS:
+        return S3Mailbox.at(location_from_url(url))
+    if not parts.host:
+        raise ConfigurationError(
+            f"The {parts.scheme}:// URL names no bucket.", f"Write {parts.scheme}://bucket/prefix."
+        )
+    where, prefix = f"{parts.scheme}://{parts.host}/{'/'.join(parts.path)}".rstrip("/"), "/".join(parts.path)
+    return ObjectMailbox(_transport(parts), where, prefix, max_concurrency=MAX_CONCURRENCY)
+
+
+def _s3_transport(location: S3Location, credentials: CredentialSource | None) -> Transport:
+    # Amazon's checksums are left to s3fs: obstore knows none of the cheap ones.
+    backend = location.backend if location.backend != "auto" else "obstore" if _installed("obstore") else "s3fs"
+    if backend == "obstore" and _installed("obstore"):
+        from gradientmail_core.mailbox.objectstore.obstore import ObstoreTransport, s3_store
+
+        return ObstoreTransport(s3_store(location, credentials))
+    if backend == "s3fs" and _installed("s3fs"):
+        from gradientmail_core.mailbox.objectstore.s3fs import S3fsTransport
+
+        assert credentials is not None
+        return S3fsTransport(location, credentials)
+    raise ConfigurationError(
+        f"s3:// needs {backend}, which is not installed.", "pip install 'gradientmail[obstore]' or 'gradientmail[s3]'."
+    )
+
+
+def _transport(url: StoreUrl) -> Transport:
+    if url.scheme in (*_GOOGLE, *_AZURE) and _installed("obstore"):
+        from gradientmail_core.mailbox.objectstore import obstore
+
+        if url.scheme in _GOOGLE:
+            return obstore.ObstoreTransport(obstore.google_store(url.host))
+        return obstore.ObstoreTransport(obstore.azure_store(url.host, url.query.get("account")))
+    extra = {"gcsfs": _GOOGLE, "adlfs": _AZURE}
+    for library, schemes in extra.items():
+        if url.scheme in schemes and not _installed(library):
+            name = "gcs" if library == "gcsfs" else "azure"
+            raise ConfigurationError(
+                f"{url.scheme}:// needs a library that is not installed.",
+                f"pip install 'gradientmail[obstore]' or 'gradientmail[{name}]'.",
+            )
+    from gradientmail_core.mailbox.objectstore.fsspec import FsspecTransport, open_file_system
+
+    return FsspecTransport(open_file_system(url.scheme, **url.query), url.scheme, url.host)
+
+
+def _installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None

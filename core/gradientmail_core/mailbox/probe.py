@@ -1,0 +1,59 @@
+"""What a store's ``create`` is worth, found out by racing it.
+
+Stores that accept the condition and ignore it exist, and so do stores that check and then write: both
+look fine to a single writer. So sixteen different bodies are created under one new key at once, and once
+more when it exists. The answers are compared with what the key holds in the end.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+from gradientmail_core.errors import MailboxUnavailable, MailboxUnsupported
+from gradientmail_core.mailbox.base import CreateOutcome, Mailbox, StoreClass
+
+CONTENDERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The verdict, and the observation behind it in one sentence."""
+
+    store: StoreClass
+    reason: str
+
+
+async def probe_store(mailbox: Mailbox, *, prefix: str = "probe", contenders: int = CONTENDERS) -> Probe:
+    """Race ``contenders`` creates for one key under ``prefix``, then clean up.
+
+    Raises :class:`MailboxUnavailable` when the store settled too little to tell, :class:`MailboxDenied` when it
+    refuses. ``atomic`` after one probe means that no fault was seen; a store that races rarely may pass.
+    """
+    key = f"{prefix}/{secrets.token_hex(8)}"
+    bodies = [b"%d of %s" % (n, key.encode()) for n in range(contenders)]
+    try:
+        answers = await asyncio.gather(*(mailbox.create(key, body) for body in bodies), return_exceptions=True)
+        if any(isinstance(answer, MailboxUnsupported) for answer in answers):
+            return Probe("none", "The store refuses creates that must not overwrite.")
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, MailboxUnavailable):
+                raise answer
+        winners = [body for body, answer in zip(bodies, answers, strict=True) if answer is CreateOutcome.CREATED]
+        return await _judged(mailbox, key, bodies, winners)
+    finally:
+        await mailbox.delete(key)
+
+
+async def _judged(mailbox: Mailbox, key: str, bodies: list[bytes], winners: list[bytes]) -> Probe:
+    before = await mailbox.get(key)
+    if before is None:
+        raise MailboxUnavailable("The store shows nothing under a key that was just written.")
+    again = await mailbox.create(key, b"late")
+    after = await mailbox.get(key)
+    if again is CreateOutcome.CREATED or after != before:
+        return Probe("none", "A create overwrote an object that existed.")
+    if len(winners) > 1:
+        return Probe("racy", f"{len(winners)} of {len(bodies)} concurrent creates of one key succeeded.")
+    if before not in (winners or bodies):
+        return Probe("racy", "The key holds another object than the one whose create succeeded.")
+    return Probe("atomic", f"One of {len(bodies)} concurrent creates of one key succeeded.")
