@@ -1,29 +1,5 @@
 """Adapters: what turns a framework's model into the named fp32 fragments the engine works on."""
 
-import sys
-from typing import Any, Final, cast
+from gradientmail_core.adapters.resolving import resolve
 
-from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.tensors.model import Model
-
-_MODEL_MEMBERS: Final = ("schema", "frozen_fingerprint", "read", "write", "reset_optimizer")
-
-
-def resolve(model: object) -> Model:
-    """``model`` itself if it already is a :class:`Model`, else the adapter for its framework.
-
-    A framework that this process never imported cannot have made ``model``, so none is imported here.
-    Raises :class:`ConfigurationError` for anything else, and whatever the adapter refuses.
-    """
-    members = dir(type(model)) + list(getattr(model, "__dict__", {}))
-    if all(member in members for member in _MODEL_MEMBERS):
-        return cast(Model, model)
-    torch = cast(Any, sys.modules.get("torch"))
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from gradientmail_core.adapters.torch import TorchModel
-
-        return TorchModel(model)
-    raise ConfigurationError(
-        f"A model of type {type(model).__module__}.{type(model).__qualname__} cannot be trained.",
-        "Give a torch.nn.Module, or an object with the members of gradientmail_core.tensors.model.Model.",
-    )
+__all__ = ["resolve"]

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, cast
+from typing import Final
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
     if not wraps_tensors(tensor):
         yield tensor
         return
-    for name in cast(Any, tensor).__tensor_flatten__()[0]:
+    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]  # of such subclasses
         yield from _plain(getattr(tensor, name))
 
 

@@ -6,12 +6,14 @@ by how its child is called: ``module`` disappears below a ``DistributedDataParal
 model has a child of its own by that name. Only attribute names that nobody but a wrapper uses
 (``_orig_mod`` and the like) disappear wherever they stand.
 
-The functions here know modules only by their class names and children, so they import no framework.
+Wrappers are known by their class names, so that none of the libraries they come from is imported here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from torch import nn
 
 _ALWAYS_TRANSPARENT: Final = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
@@ -35,8 +37,15 @@ class Place:
     """Where a parameter hangs: ``owner`` (a module) holds it as ``attribute``; ``path`` is its canonical name."""
 
     path: str
-    owner: Any
+    owner: nn.Module
     attribute: str
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter that hangs there now."""
+        parameter = self.owner._parameters[self.attribute]
+        assert parameter is not None
+        return parameter
 
 
 def is_a(module: object, class_name: str) -> bool:
@@ -51,7 +60,7 @@ def is_transparent(parent: object, child: str) -> bool:
     return any(_TRANSPARENT_BELOW.get(kind.__name__) == child for kind in type(parent).__mro__)
 
 
-def unwrapped(module: Any) -> Any:
+def unwrapped(module: nn.Module) -> nn.Module:
     """The model inside all wrappers around the root."""
     for child, inner in module.named_children():
         if is_transparent(module, child):
@@ -59,7 +68,7 @@ def unwrapped(module: Any) -> Any:
     return module
 
 
-def places(module: Any, prefix: str = "") -> Iterator[Place]:
+def places(module: nn.Module, prefix: str = "") -> Iterator[Place]:
     """Every way to reach every parameter below ``module``, aliases included."""
     for attribute, parameter in module._parameters.items():
         if parameter is not None:

@@ -51,9 +51,7 @@ class Bound:
     @property
     def parameter(self) -> nn.Parameter:
         """The parameter as it is now."""
-        place = self.places[0]
-        parameter: nn.Parameter = place.owner._parameters[place.attribute]
-        return parameter
+        return self.places[0].parameter
 
 
 class TorchModel:
@@ -104,6 +102,11 @@ class TorchModel:
         """The other names of each tied tensor, by its canonical name."""
         return {name: tensor.aliases for name, tensor in self._trainable.items() if tensor.aliases}
 
+    @property
+    def sharded(self) -> bool:
+        """Whether reading and writing are collectives of several processes."""
+        return any(isinstance(tensor.parameter, DTensor) for tensor in self._trainable.values())
+
     def parameter(self, name: str) -> nn.Parameter:
         """The parameter of that canonical name."""
         return self._trainable[name].parameter
@@ -129,12 +132,13 @@ class TorchModel:
         """
         for piece in layout.pieces:
             flat = values[piece.offset : piece.offset + piece.elements]
-            parameter = self.parameter(piece.name).detach()
-            incoming = self._on_device(flat, parameter.device).view(piece.shape)
-            if isinstance(parameter, DTensor):
-                _scatter(parameter, piece, incoming)
-            else:
-                _overwrite(_rows(parameter, piece), incoming)
+            self._store(piece, self._on_device(flat, self.parameter(piece.name).device))
+
+    @torch.no_grad()
+    def write_tensor(self, layout: FragmentLayout, values: Tensor) -> None:
+        """:meth:`write` for values in a 1-d fp32 tensor, on any device."""
+        for piece in layout.pieces:
+            self._store(piece, values[piece.offset : piece.offset + piece.elements])
 
     def track_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let :meth:`reset_optimizer` reach this optimizer, for as long as somebody else keeps it."""
@@ -151,6 +155,14 @@ class TorchModel:
         known = {id(tensor.parameter) for tensor in self._trainable.values()}
         return [tensor.name for tensor in bound if tensor.parameter.requires_grad and id(tensor.parameter) not in known]
 
+    def _store(self, piece: Piece, values: Tensor) -> None:
+        parameter = self.parameter(piece.name).detach()
+        incoming = values.to(parameter.device).view(piece.shape)
+        if isinstance(parameter, DTensor):
+            _scatter(parameter, piece, incoming)
+        else:
+            _overwrite(_rows(parameter, piece), incoming)
+
     def _staging_of(self, device: torch.device) -> Staging:
         if device not in self._staging:
             self._staging[device] = Staging(device)
@@ -166,7 +178,7 @@ def _bound(module: nn.Module, strip: bool, attribute: str | None = None) -> tupl
     """All tensors in name order, and the attribute left out of their names."""
     groups: dict[object, list[Place]] = {}
     for place in places(module):
-        groups.setdefault(_identity(place.owner._parameters[place.attribute]), []).append(place)
+        groups.setdefault(_identity(place.parameter), []).append(place)
     tied = list(groups.values())
     if strip and attribute is None:
         attribute = common_attribute([[place.path for place in group] for group in tied if _trains(group)])
@@ -175,7 +187,7 @@ def _bound(module: nn.Module, strip: bool, attribute: str | None = None) -> tupl
 
 
 def _trains(group: Sequence[Place]) -> bool:
-    return any(place.owner._parameters[place.attribute].requires_grad for place in group)
+    return any(place.parameter.requires_grad for place in group)
 
 
 def _identity(parameter: nn.Parameter) -> object:

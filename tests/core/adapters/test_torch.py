@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from gradientmail_core.adapters import resolve
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors.schema import FragmentLayout, Piece, Schema
@@ -340,17 +339,3 @@ def test_a_tracked_optimizer_may_go():
     model.track_optimizer(torch.optim.AdamW(module.parameters()))
     gc.collect()
     model.reset_optimizer()
-
-
-# Resolving
-
-
-def test_modules_are_adapted_and_models_pass_through():
-    model = resolve(Gpt())
-    assert isinstance(model, TorchModel)
-    assert resolve(model) is model
-
-
-def test_anything_else_is_refused():
-    with pytest.raises(ConfigurationError, match=r"builtins\.dict cannot be trained.*torch\.nn\.Module"):
-        resolve({"weight": 1})

@@ -1,0 +1,37 @@
+"""Which adapter a model needs; frameworks are imported only once they are known to be in use."""
+
+import sys
+from typing import TYPE_CHECKING, Final, TypeGuard, cast
+
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.tensors.model import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MODEL_MEMBERS: Final = ("schema", "frozen_fingerprint", "read", "write", "reset_optimizer")
+
+
+def resolve(model: object) -> Model:
+    """``model`` itself if it already is a :class:`Model`, else the adapter for its framework.
+
+    A framework that this process never imported cannot have made ``model``, so none is imported here.
+    Raises :class:`ConfigurationError` for anything else, and whatever the adapter refuses.
+    """
+    members = dir(type(model)) + list(getattr(model, "__dict__", {}))
+    if all(member in members for member in _MODEL_MEMBERS):
+        return cast(Model, model)
+    if "torch" in sys.modules and _is_torch(model):
+        from gradientmail_core.adapters.torch import TorchModel
+
+        return TorchModel(model)
+    raise ConfigurationError(
+        f"A model of type {type(model).__module__}.{type(model).__qualname__} cannot be trained.",
+        "Give a torch.nn.Module, or an object with the members of gradientmail_core.tensors.model.Model.",
+    )
+
+
+def _is_torch(model: object) -> TypeGuard["nn.Module"]:
+    import torch
+
+    return isinstance(model, torch.nn.Module)

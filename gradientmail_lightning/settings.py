@@ -1,0 +1,53 @@
+"""Settings from the environment, for strategies that are chosen by name: ``Trainer(strategy="gradientmail")``.
+
+``GRADIENTMAIL_MAILBOX`` and ``GRADIENTMAIL_NODE`` say where and who; ``GRADIENTMAIL_SYNC_EVERY`` and the
+like set the plain fields of :class:`DiLoCo`. An argument in the program wins over the environment.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.errors import ConfigurationError
+
+PREFIX: Final = "GRADIENTMAIL_"
+_FIELDS: Final = (
+    "sync_every",
+    "fragments",
+    "in_flight",
+    "overlap_steps",
+    "quorum_size",
+    "grace_seconds",
+    "delta_codec",
+    "global_batch_size",
+)
+
+
+def mailbox_from(environment: Mapping[str, str]) -> str:
+    """The mailbox's URL; :class:`ConfigurationError` if the environment does not say."""
+    url = environment.get(PREFIX + "MAILBOX")
+    if not url:
+        raise ConfigurationError(
+            "No mailbox was given.", f"Pass mailbox='file:///shared/run' to the strategy, or set {PREFIX}MAILBOX."
+        )
+    return url
+
+
+def algorithm_from(environment: Mapping[str, str]) -> DiLoCo:
+    """DiLoCo with the fields that the environment sets; :class:`ConfigurationError` for one that cannot be."""
+    names = {field: PREFIX + field.upper() for field in _FIELDS}
+    chosen = {field: _value(name, environment[name]) for field, name in names.items() if name in environment}
+    return DiLoCo(**chosen)  # type: ignore[arg-type]  # numbers, which DiLoCo checks
+
+
+def _value(name: str, text: str) -> object:
+    if name.endswith("_CODEC"):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    raise ConfigurationError(f"{name} is {text!r}.", "Set it to a number, or to null.")

@@ -1,0 +1,341 @@
+"""What turns a stock Lightning strategy into a node of a run.
+
+A mixin, because Lightning asks for its own strategies' types in many places: a subclass of the stock one
+keeps precision plugins, samplers, compilation and launchers working.
+
+A session lives from the start of training to its end, within one ``fit``. It makes one step for each
+batch in which an optimizer really stepped. Optimizers are asked through their own post-step hook: an
+accumulating batch, or one whose gradients overflowed and were skipped by the scaler, does not count; its
+samples do, with the next step. A GAN's two optimizers in one batch are one step.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradientmail_core.adapters.torch import TorchModel
+from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.events import Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
+from gradientmail_core.session import Session, default_node
+from gradientmail_core.tensors.model import Model
+from gradientmail_lightning.data import in_own_order, node_seed, samples_in
+from gradientmail_lightning.hooks import SessionHooks
+from gradientmail_lightning.settings import PREFIX, algorithm_from, mailbox_from
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import Strategy as _Stock
+else:
+    _Stock = object
+
+Tokens: TypeAlias = Callable[[Any], int]
+"""How much a batch counts, in the unit all nodes use."""
+
+SHOWN = frozenset({"round", "live_nodes"})
+"""Metrics that have a place in the progress bar; loggers get all."""
+
+
+class GradientMailMixin(_Stock):
+    """Options of every GradientMail strategy; all others go to the stock strategy.
+
+    * ``mailbox``: URL of the run's store (default: the environment's ``GRADIENTMAIL_MAILBOX``).
+    * ``algorithm``: the run's settings, the same on every node (default: DiLoCo's, and the environment's).
+    * ``node``: this node's name in the run (default: host name and random hex).
+    * ``min_nodes``: nodes to wait for before training starts.
+    * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is
+      silent, or alive without taking steps.
+    * ``tokens``: samples or tokens in a batch (default: ``input_ids``, else the batch's length).
+    * ``own_order``: shuffle differently from every other node.
+    """
+
+    _hooks_class: ClassVar[type[SessionHooks]]
+    _namespace: ClassVar[str]
+
+    def __init__(
+        self,
+        mailbox: str | None = None,
+        algorithm: DiLoCo | None = None,
+        *,
+        node: str | None = None,
+        min_nodes: int = 1,
+        lease_timeout: float = 120.0,
+        progress_timeout: float = 300.0,
+        tokens: Tokens | None = None,
+        own_order: bool = True,
+        **stock: object,
+    ) -> None:
+        super().__init__(**stock)  # type: ignore[arg-type]  # each stock strategy has its own
+        self.mailbox = str(mailbox) if mailbox else mailbox_from(os.environ)
+        self.algorithm = algorithm or algorithm_from(os.environ)
+        self.node = node or os.environ.get(PREFIX + "NODE") or default_node()
+        self.min_nodes = min_nodes
+        self.lease_timeout = lease_timeout
+        self.progress_timeout = progress_timeout
+        self._tokens = tokens or samples_in
+        self._own_order = own_order
+        self._session: Session | None = None
+        self._processes: Processes | None = None
+        self._adapter: TorchModel | None = None
+        self._progress: dict[str, object] = {}
+        self._watched: list[RemovableHandle] = []
+        self._stepped = False
+        self._pending = 0
+        self._seen = False
+        self._steps = 0
+
+    # -- taking part in Lightning --------------------------------------------------------------------------
+
+    def connect(self, model: "LightningModule") -> None:
+        """Put the hooks first among the trainer's callbacks, once."""
+        super().connect(model)
+        callbacks = model.trainer.callbacks  # type: ignore[attr-defined]  # typed as if it had none
+        if not any(isinstance(callback, SessionHooks) for callback in callbacks):
+            callbacks.insert(0, self._hooks_class(self))
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The stock strategy's optimizers; every list that replaces them is watched for real steps."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        super(GradientMailMixin, type(self)).optimizers.fset(self, optimizers)  # type: ignore[attr-defined]  # a property
+        for watch in self._watched:
+            watch.remove()
+        hooked = [optimizer for optimizer in optimizers if hasattr(optimizer, "register_step_post_hook")]
+        self._watched = [optimizer.register_step_post_hook(self._saw_step) for optimizer in hooked]
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], object],
+        model: "LightningModule | Module | None" = None,
+        **kwargs: object,
+    ) -> object:
+        """The stock step; an optimizer without hooks of its own is believed to have stepped."""
+        result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        if not hasattr(getattr(optimizer, "_optimizer", optimizer), "register_step_post_hook"):
+            self._stepped = True
+        return result
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """The stock loader, shuffled by this node's own generator while training."""
+        loader = super().process_dataloader(dataloader)
+        if self._own_order and self.lightning_module is not None and self.lightning_module.trainer.training:
+            return in_own_order(loader, self.node)
+        return loader
+
+    def teardown(self) -> None:
+        """Let the session go whatever happened before; then the stock teardown."""
+        self.abort_run("the strategy was torn down")
+        super().teardown()
+
+    def _saw_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """An optimizer that is told of overflow by the scaler runs its step and leaves the parameters alone."""
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is None or not bool(overflow):
+            self._stepped = True
+
+    # -- one fit -------------------------------------------------------------------------------------------
+
+    def enter_run(self, trainer: "Trainer") -> None:
+        """Join the run with the model as it is now; not in a ``fast_dev_run``, which only tries the code.
+
+        Raises what :meth:`Session.join` raises, and what the model's adapter refuses.
+        """
+        self.abort_run("a new fit started")
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set later
+            self._say("fast_dev_run: no run is joined")
+            return
+        assert self.lightning_module is not None
+        adapter = TorchModel(self.lightning_module)
+        for optimizer in self.optimizers:
+            adapter.track_optimizer(optimizer)
+        self._processes = self._make_processes(adapter)
+        self._adapter = adapter
+        self._stepped, self._pending, self._seen, self._steps = False, 0, False, 0
+        if self._processes.leads:
+            self._session = self._open_session(self._processes.model)
+        self._processes.run(self._join)
+
+    def see_batch(self, batch: object, *, first: bool) -> None:
+        """Count a batch that is about to be trained on; ``first`` of its epoch, the parameters are checked."""
+        if self._processes is None:
+            return
+        self._stepped = False
+        self._seen = batch is not None
+        if self._seen:
+            self._pending += self._tokens(batch)
+        if first:
+            self._check_trainable()
+
+    def finish_batch(self, trainer: "Trainer", module: "LightningModule", batch: object) -> None:
+        """One step of the session if an optimizer stepped, with the samples since the last one."""
+        if self._processes is None:
+            return
+        if not self._seen and batch is not None:
+            self._pending += self._tokens(batch)
+        if not self._stepped:
+            return
+        self._stepped = False
+        samples, self._pending = self._processes.total(self._pending), 0
+        changed = bool(self._processes.run(lambda: self._step(samples)))
+        self._steps += 1
+        if changed:
+            self._check_trainable()
+        if changed or self._steps % (trainer.log_every_n_steps or 50) == 0:  # type: ignore[attr-defined]  # set later
+            self._log(trainer, module)
+
+    def leave_run(self) -> None:
+        """Wait for what is in flight, take the newest commit, and leave."""
+        if self._processes is not None:
+            self._processes.run(self._close)
+            self._processes.close()
+        self._forget()
+
+    def abort_run(self, reason: str) -> None:
+        """Leave without waiting or publishing. Never raises; does nothing when no run is joined."""
+        session = self._session
+        self._forget()
+        if session is not None:
+            try:
+                session.abort(reason)
+            except Exception:
+                self._logger.exception("The session could not be aborted in order")
+
+    def progress(self) -> dict[str, object]:
+        """The node's name and how far the run is, in plain types; as last known once the run is left."""
+        if self._session is not None:
+            steps, rounds = int(self._session.global_step), int(self._session.rounds_seen)
+            self._progress = {"node": self.node, "global_step": steps, "rounds": rounds}
+        return dict(self._progress)
+
+    def _forget(self) -> None:
+        self.progress()
+        self._session = None
+        self._processes = None
+        self._adapter = None
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def _make_processes(self, adapter: TorchModel) -> Processes:
+        return Alone(adapter)
+
+    def _open_session(self, model: Model) -> Session:
+        return Session(
+            model,
+            mailbox=self.mailbox,
+            algorithm=self.algorithm,
+            node=self.node,
+            min_nodes=self.min_nodes,
+            lease_timeout=self.lease_timeout,
+            progress_timeout=self.progress_timeout,
+            callbacks=(log_event, self._announce),
+        )
+
+    def _join(self) -> int:
+        assert self._session is not None
+        self._session.join()
+        return 0
+
+    def _step(self, samples: int) -> int:
+        assert self._session is not None
+        return int(self._session.step(samples))
+
+    def _close(self) -> int:
+        assert self._session is not None
+        self._session.close()
+        return 0
+
+    def _check_trainable(self) -> None:
+        """Raise :class:`ConfigurationError` if a parameter trains that the run knows nothing of."""
+        assert self._adapter is not None
+        added = self._adapter.newly_trainable()
+        if added:
+            names = ", ".join(added[:5]) + (" and more" if len(added) > 5 else "")
+            raise ConfigurationError(
+                f"{names} became trainable after the run was joined.",
+                "Let everything that will train have requires_grad=True from the start, or start a new run after it.",
+            )
+
+    def _log(self, trainer: "Trainer", module: "LightningModule") -> None:
+        if self._session is None or trainer.barebones:
+            return
+        figures = {f"gradientmail/{name}": value for name, value in self._session.metrics().items()}
+        shown = {f"gradientmail/{name}" for name in SHOWN}
+        for name, value in figures.items():
+            module.log(
+                name,
+                value,
+                prog_bar=name in shown,
+                logger=bool(trainer.loggers),
+                on_step=True,
+                on_epoch=False,
+                batch_size=1,
+                rank_zero_only=True,
+            )
+
+    @property
+    def _logger(self) -> logging.Logger:
+        """Below Lightning's own logger, which prints to the terminal."""
+        return logging.getLogger(f"{self._namespace}.gradientmail")
+
+    def _say(self, text: str) -> None:
+        self._logger.info("GradientMail: %s", text)
+
+    def _announce(self, event: Event) -> None:
+        """Tell a person what they wait for; called on the engine's thread, on the leading process only."""
+        match event:
+            case RunCreated() | RunJoined() | RunWaited() | SessionEnded():
+                self._say(str(event))
+            case _:
+                pass
+
+
+class SingleMixin(GradientMailMixin):
+    """One process on one device: Lightning's choice of device is taken over."""
+
+    _root_device: torch.device
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """Nothing, so that Lightning sets the devices it chose."""
+        return []
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        if devices and len(devices) > 1:
+            raise ConfigurationError(
+                f"GradientMailStrategy trains on one device, and the trainer has {len(devices)}.",
+                "Use devices=1, or GradientMailDDPStrategy or GradientMailModelParallelStrategy for several.",
+            )
+        if devices:
+            self._root_device = devices[0]
+
+
+class RanksMixin(GradientMailMixin):
+    """A node of several processes: rank 0 holds the session, the others mirror it."""
+
+    def setup_environment(self) -> None:
+        """The stock setup; then all ranks take the first one's name for the node."""
+        super().setup_environment()
+        self.node = self.broadcast(self.node)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, object]:
+        """The stock settings, with a seed that other nodes do not share."""
+        kwargs: dict[str, object] = dict(super().distributed_sampler_kwargs)  # type: ignore[misc]  # of ParallelStrategy
+        if self._own_order:
+            kwargs["seed"] = node_seed(self.node, int(os.environ.get("PL_GLOBAL_SEED", "0")))
+        return kwargs
+
+    def _make_processes(self, adapter: TorchModel) -> Processes:
+        return Ranks(adapter, self.root_device, replicas=cast(int, self.distributed_sampler_kwargs["num_replicas"]))

@@ -1,0 +1,180 @@
+"""Small Lightning programs to run a strategy in, under both names Lightning is installed by."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.tensors.model import Model
+from gradientmail_core.tensors.schema import FragmentLayout, Piece
+
+NAMESPACES = {
+    "lightning.pytorch": "gradientmail_lightning.lightning_pytorch",
+    "pytorch_lightning": "gradientmail_lightning.pytorch_lightning",
+}
+LAST = 0
+"""The key of the commit that a recording session writes when it is closed."""
+
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+    "devices": 1,
+}
+
+
+def whole(model: Model) -> FragmentLayout:
+    """All tensors of ``model`` in one fragment."""
+    pieces, offset = [], 0
+    for tensor in model.schema.tensors:
+        pieces.append(Piece(tensor.name, tensor.shape, offset))
+        offset += tensor.elements
+    return FragmentLayout(0, tuple(pieces))
+
+
+class RecordingSession:
+    """Stands in for a session: notes its calls, and writes ``commits[n]`` everywhere at its n-th step."""
+
+    def __init__(self, model: Model, commits: dict[int, float] | None = None) -> None:
+        self.model = model
+        self.commits = commits or {}
+        self.calls: list[Any] = []
+        self.joined_with: np.ndarray | None = None
+        self.before_commit: list[np.ndarray] = []
+        self.fail_at: int | None = None
+
+    @property
+    def samples(self) -> list[int]:
+        """What each step was told."""
+        return [call[1] for call in self.calls if call[0] == "step"]
+
+    @property
+    def names(self) -> list[str]:
+        """The calls without their arguments, steps in a row as one."""
+        names = [call[0] for call in self.calls]
+        return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
+
+    @property
+    def global_step(self) -> int:
+        return len(self.samples)
+
+    @property
+    def rounds_seen(self) -> int:
+        return sum(step <= self.global_step for step in self.commits)
+
+    def values(self) -> np.ndarray:
+        """The model's parameters."""
+        layout = whole(self.model)
+        out = np.empty(layout.size, np.float32)
+        self.model.read(layout, out)
+        return out
+
+    def join(self) -> None:
+        self.calls.append(("join",))
+        self.joined_with = self.values()
+
+    def step(self, samples: int = 1) -> bool:
+        self.calls.append(("step", samples))
+        if self.fail_at == self.global_step:
+            raise RuntimeError("the store is gone")
+        if self.global_step not in self.commits:
+            return False
+        self._commit(self.global_step)
+        return True
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+        if LAST in self.commits:
+            self._commit(LAST)
+
+    def _commit(self, number: int) -> None:
+        self.before_commit.append(self.values())
+        layout = whole(self.model)
+        self.model.write(layout, np.full(layout.size, self.commits[number], np.float32))
+
+    def abort(self, reason: str = "aborted") -> None:
+        self.calls.append(("abort", reason))
+
+    def metrics(self) -> dict[str, float]:
+        return {"round": float(self.rounds_seen), "live_nodes": 2.0, "bytes_up": 5.0}
+
+
+def namespace(name: str) -> Any:
+    """Lightning under ``name``: ``pl`` itself, the plugin's module as ``gm``, and the classes built on them."""
+    pl = importlib.import_module(name)
+    gm = importlib.import_module(NAMESPACES[name])
+    found = SimpleNamespace(name=name, pl=pl, gm=gm)
+    found.Module = _module_class(pl)
+    found.Strategy = _recording_strategy(gm.GradientMailStrategy)
+    found.fit = lambda module, strategy, loader=None, **options: _fit(found, module, strategy, loader, **options)
+    return found
+
+
+def batches(count: int = 8, size: int = 4, **options: Any) -> DataLoader[Any]:
+    """A loader of ``count`` batches of ``size`` rows of three features and one target."""
+    rows = torch.arange(count * size * 4, dtype=torch.float32).reshape(-1, 4) / (count * size * 4)
+    return DataLoader(TensorDataset(rows), batch_size=size, **options)
+
+
+def _fit(found: Any, module: Any, strategy: Any, loader: Any, **options: Any) -> Any:
+    fit_options = {name: options.pop(name) for name in ("ckpt_path", "val_dataloaders") if name in options}
+    trainer = found.pl.Trainer(strategy=strategy, **{**QUIET, "max_epochs": 1, **options})
+    trainer.fit(module, batches() if loader is None else loader, **fit_options)
+    return trainer
+
+
+def _module_class(pl: Any) -> Any:
+    class Regression(pl.LightningModule):
+        """One linear layer; ``hooks`` override any method, ``make_optimizer`` the optimizer."""
+
+        def __init__(self, make_optimizer: Any = None, **overrides: Any) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 1)
+            self.make_optimizer = make_optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+            for name, override in overrides.items():
+                object.__setattr__(self, name, override.__get__(self))
+
+        def loss(self, rows: torch.Tensor) -> torch.Tensor:
+            return (self.net(rows[:, :3]) - rows[:, 3:]).square().mean()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.loss(batch[0])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.loss(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return self.make_optimizer(self.parameters())
+
+    return Regression
+
+
+def _recording_strategy(base: Any) -> Any:
+    class RecordingStrategy(base):
+        """The real strategy with a session that only takes notes; ``sessions`` holds one for each fit."""
+
+        def __init__(self, commits: dict[int, float] | None = None, fail_at: int | None = None, **options: Any) -> None:
+            super().__init__(mailbox="memory://", algorithm=DiLoCo(), node="a", **options)
+            self.sessions: list[RecordingSession] = []
+            self.commits, self.fail_at = commits, fail_at
+
+        def _open_session(self, model: Model) -> Any:
+            session = RecordingSession(model, self.commits)
+            session.fail_at = self.fail_at
+            self.sessions.append(session)
+            return session
+
+        @property
+        def recorded(self) -> RecordingSession:
+            """The only session there was."""
+            assert len(self.sessions) == 1
+            return self.sessions[0]
+
+    return RecordingStrategy

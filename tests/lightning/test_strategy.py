@@ -1,0 +1,220 @@
+"""What the strategy is told, what it says, and what it leaves in checkpoints and logs."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.events import NodeGone, RunJoined, RunWaited
+from tests.lightning.nodes import QUIET, batches
+
+# Options
+
+
+def test_options_come_from_the_program_then_from_the_environment(pl, monkeypatch):
+    kind = pl.gm.GradientMailStrategy
+    with pytest.raises(ConfigurationError, match="No mailbox was given"):
+        kind()
+    monkeypatch.setenv("GRADIENTMAIL_MAILBOX", "file:///there")
+    monkeypatch.setenv("GRADIENTMAIL_SYNC_EVERY", "7")
+    monkeypatch.setenv("GRADIENTMAIL_NODE", "berlin")
+    monkeypatch.setenv("GRADIENTMAIL_FRAGMENTS", "1")
+    told = kind()
+    assert (told.mailbox, told.node, told.algorithm) == ("file:///there", "berlin", DiLoCo(sync_every=7, fragments=1))
+    chosen = kind(mailbox="file:///here", algorithm=DiLoCo(), node="paris")
+    assert (chosen.mailbox, chosen.node, chosen.algorithm) == ("file:///here", "paris", DiLoCo())
+
+
+def test_strategies_can_be_chosen_by_name(pl, monkeypatch):
+    monkeypatch.setenv("GRADIENTMAIL_MAILBOX", "file:///there")
+    trainer = pl.pl.Trainer(strategy="gradientmail", **QUIET)
+    assert type(trainer.strategy) is pl.gm.GradientMailStrategy
+    assert trainer.strategy.mailbox == "file:///there"
+    names = pl.pl.strategies.StrategyRegistry.available_strategies()
+    assert {"gradientmail", "gradientmail_ddp", "gradientmail_fsdp2"} <= set(names)
+
+
+def test_without_a_name_each_strategy_is_a_node_of_its_own(pl):
+    kind = pl.gm.GradientMailStrategy
+    assert kind(mailbox="file:///there").node != kind(mailbox="file:///there").node
+
+
+def test_the_trainers_device_is_taken_over(pl):
+    trainer = pl.pl.Trainer(strategy=pl.Strategy(), **QUIET)
+    assert trainer.strategy.root_device == torch.device("cpu")
+    trainer.strategy.parallel_devices = [torch.device("meta")]
+    assert trainer.strategy.root_device == torch.device("meta")
+
+
+def test_several_devices_are_sent_to_the_strategy_for_them(pl):
+    with pytest.raises(ConfigurationError, match=r"one device, and the trainer has 2.*GradientMailDDPStrategy"):
+        pl.pl.Trainer(strategy=pl.Strategy(), **{**QUIET, "devices": 2})
+
+
+# Data
+
+
+def orders(pl, node, **options):
+    seen = []
+
+    def training_step(self, batch, batch_idx):
+        seen.extend(batch[0][:, 0].tolist())
+        return self.loss(batch[0])
+
+    strategy = pl.Strategy(**options)
+    strategy.node = node
+    pl.pl.seed_everything(3)
+    pl.fit(pl.Module(training_step=training_step), strategy, batches(shuffle=True))
+    return seen
+
+
+def test_nodes_seeded_alike_read_differently(pl):
+    seen = {node: orders(pl, node) for node in "ab"}
+    assert seen["a"] != seen["b"]
+    assert sorted(seen["a"]) == sorted(seen["b"])
+    assert orders(pl, "a") == seen["a"]
+
+
+def test_that_can_be_switched_off(pl):
+    assert orders(pl, "a", own_order=False) == orders(pl, "b", own_order=False)
+
+
+def test_validation_data_stay_as_they_are(pl):
+    loader = DataLoader(TensorDataset(torch.rand(8, 4)), batch_size=4, shuffle=True)
+    used = []
+
+    class Watch(pl.pl.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            used.append(trainer.val_dataloaders)
+
+    pl.fit(pl.Module(), pl.Strategy(), callbacks=[Watch()], val_dataloaders=loader, num_sanity_val_steps=0)
+    assert used == [loader]
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_holds_plain_types_and_resumes(pl, tmp_path):
+    strategy = pl.Strategy(commits={4: 1.0})
+    trainer = pl.fit(pl.Module(), strategy)
+    path = tmp_path / "half.ckpt"
+    trainer.save_checkpoint(path)
+    state = torch.load(path, weights_only=True)["callbacks"]["gradientmail"]
+    assert state == {"node": "a", "global_step": 8, "rounds": 1}
+
+    module = pl.Module()
+    resumed = pl.Strategy()
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    trainer = pl.fit(module, resumed, ckpt_path=path, max_epochs=2)
+    assert trainer.global_step == 16
+    joined = resumed.recorded.joined_with
+    expected = torch.cat([saved["net.bias"], saved["net.weight"].view(-1)])
+    assert torch.equal(torch.from_numpy(joined), expected)
+
+
+def test_the_join_comes_after_a_late_restore_too(pl, tmp_path):
+    first = pl.Module()
+    trainer = pl.fit(first, pl.Strategy())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    class Late(pl.Strategy):
+        restore_checkpoint_after_setup = True
+
+    strategy = Late()
+    pl.fit(pl.Module(), strategy, ckpt_path=tmp_path / "half.ckpt", max_epochs=2)
+    assert strategy.recorded.joined_with[0] == first.net.bias.item()
+
+
+def test_checkpoints_of_the_stock_strategy_resume(pl, tmp_path):
+    module = pl.Module()
+    trainer = pl.fit(module, "auto")
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    strategy = pl.Strategy()
+    pl.fit(pl.Module(), strategy, ckpt_path=tmp_path / "plain.ckpt", max_epochs=2)
+    assert len(strategy.recorded.samples) == 8
+
+
+# Words and figures
+
+
+def test_metrics_reach_progress_bar_and_logger(pl, tmp_path):
+    logger = pl.pl.loggers.CSVLogger(tmp_path)
+    bars = []
+
+    class Watch(pl.pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            bars.append({name for name in trainer.progress_bar_metrics if "gradientmail" in name})
+
+    strategy = pl.Strategy(commits={3: 1.0})
+    trainer = pl.fit(pl.Module(), strategy, logger=logger, log_every_n_steps=4, callbacks=[Watch()])
+    logged = {name: float(value) for name, value in trainer.logged_metrics.items()}
+    expected = {"gradientmail/round": 1.0, "gradientmail/live_nodes": 2.0, "gradientmail/bytes_up": 5.0}
+    assert logged == expected
+    assert bars[-1] == {"gradientmail/round", "gradientmail/live_nodes"}
+    written = Path(logger.log_dir, "metrics.csv").read_text()
+    assert "gradientmail/round" in written
+
+
+def test_no_logger_means_no_warning(pl, recwarn):
+    pl.fit(pl.Module(), pl.Strategy(commits={3: 1.0}))
+    assert not [warning for warning in recwarn if "gradientmail" in str(warning.message)]
+
+
+def test_joining_and_waiting_are_announced(pl, caplog):
+    strategy = pl.Strategy()
+    with caplog.at_level(logging.INFO, logger=pl.name):
+        strategy._announce(RunJoined(run="0123456789", node="a", step=3, rounds=2, live=("b",)))
+        strategy._announce(RunWaited(reason="waiting for 1 more node"))
+        strategy._announce(NodeGone(node="b", left=False))
+    assert [record.message for record in caplog.records] == [
+        "GradientMail: a joined run 01234567 at step 3 after 2 rounds, with b",
+        "GradientMail: waiting for 1 more node",
+    ]
+    assert all(record.name == f"{pl.name}.gradientmail" for record in caplog.records)
+
+
+# Optimizers
+
+
+def test_an_optimizer_without_hooks_is_believed(lightning):
+    class Strange:
+        """Looks like an optimizer to Lightning and derives from nothing."""
+
+        def step(self, closure):
+            closure()
+
+    strategy = lightning.Strategy()
+    strategy._lightning_module = lightning.Module()
+    strategy.optimizer_step(Strange(), lambda: None)
+    assert strategy._stepped
+
+
+def test_replaced_optimizers_are_watched_once(lightning):
+    strategy = lightning.Strategy()
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight])
+    strategy.optimizers = [optimizer]
+    strategy.optimizers = [optimizer]
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    strategy.optimizers = []
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_a_rolled_back_node_forgets_its_optimizers_state(lightning):
+    module = lightning.Module(make_optimizer=torch.optim.Adam)
+    strategy = lightning.Strategy()
+    found = []
+
+    class Watch(lightning.pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 4:
+                strategy.recorded.model.reset_optimizer()
+                found.append(len(trainer.optimizers[0].state))
+
+    trainer = lightning.fit(module, strategy, callbacks=[Watch()])
+    assert found == [0]
+    assert all(state["step"] == 3 for state in trainer.strategy.optimizers[0].state.values())
