@@ -59,9 +59,19 @@ class DiLoCo:
             "Each fragment needs a due step of its own: use fewer fragments or a larger sync_every.",
         )
         _check(self.fragments <= 999, f"fragments is {self.fragments}", "Use at most 999.")
-        _check(self.overlap_steps is None or self.overlap_steps >= 0, "overlap_steps is negative", "Use 0 or more, or None.")
-        _check(self.grace_seconds is None or self.grace_seconds >= 0, "grace_seconds is negative", "Use 0 or more, or None.")
-        _check(self.follow in (None, False), f"follow={self.follow!r}", "Use None (adaptive) or False (at the due step).")
+        _check(
+            self.overlap_steps is None or self.overlap_steps >= 0,
+            "overlap_steps is negative",
+            "Use 0 or more, or None.",
+        )
+        _check(
+            self.grace_seconds is None or self.grace_seconds >= 0,
+            "grace_seconds is negative",
+            "Use 0 or more, or None.",
+        )
+        _check(
+            self.follow in (None, False), f"follow={self.follow!r}", "Use None (adaptive) or False (at the due step)."
+        )
         _check(self.tokens_per_step_max >= 1, "tokens_per_step_max is below 1", "Use the largest honest batch.")
         _check(
             self.global_batch_size is None or self.global_batch_size >= 1,

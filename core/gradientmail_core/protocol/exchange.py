@@ -86,13 +86,12 @@ async def read_round(mailbox: Mailbox, run: str, round: int) -> Decided | Open:
         body = await bounded_get(mailbox, key, RECORD_LONGEST)
         if body is None:
             return Open(slot)
-        match parse_round(body, run, round):
-            case RoundRecord() as record:
-                return Decided(record, digest(body))
-            case Rejected():
-                record_again = parse_round(await bounded_get(mailbox, key, RECORD_LONGEST) or b"", run, round)
-                if isinstance(record_again, RoundRecord):
-                    return Decided(record_again, digest(record_again.encoded()))
+        record = parse_round(body, run, round)
+        if isinstance(record, Rejected):
+            body = await bounded_get(mailbox, key, RECORD_LONGEST) or b""
+            record = parse_round(body, run, round)
+        if isinstance(record, RoundRecord):
+            return Decided(record, digest(body))
     raise RunMismatch(
         f"{SLOTS_MOST} slots of round {round} at {mailbox.url} hold no record of this run.",
         "Something else writes under this prefix; give the run a prefix of its own.",
@@ -136,9 +135,7 @@ def encode_section(name: str, layout: FragmentLayout, codec: Codec, values: Flat
     return body, digests[-1]
 
 
-async def get_section(
-    mailbox: Mailbox, clock: Clock, section: Section, layout: FragmentLayout
-) -> Flat | Rejected:
+async def get_section(mailbox: Mailbox, clock: Clock, section: Section, layout: FragmentLayout) -> Flat | Rejected:
     """The section's values, checked against the digest in its record."""
     if section.codec != "F32":
         return Rejected(f"the codec {section.codec[:40]!r} is not known for commits")
@@ -156,3 +153,21 @@ def _decoded(body: bytes, section: Section, layout: FragmentLayout, codec: Codec
     if payload.sha256 != section.sha256:
         return Rejected("its bytes are not those the record names")
     return payload.parts[0].view("<f4")
+
+
+async def newest_round(mailbox: Mailbox, run: str, fragment: int, fragments: int, version: int) -> Decided | None:
+    """The newest commit of a fragment after ``version``, or None if there is none.
+
+    Strides double while commits are found and halve when not, so a chain of n versions costs O(log n) requests.
+    A missing answer in between only ends the search early: the caller goes on from what was found.
+    """
+    found: Decided | None = None
+    stride, growing = 1, True
+    while stride:
+        state = await read_round(mailbox, run, (version + stride) * fragments + fragment)
+        if isinstance(state, Decided):
+            found, version = state, version + stride
+        else:
+            growing = False
+        stride = stride * 2 if growing else stride // 2
+    return found

@@ -68,7 +68,12 @@ class Fields:
     def number(self, name: str) -> float:
         """A finite number."""
         value = self._get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e308 or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or abs(value) > 1e308
+            or not math.isfinite(value)
+        ):
             raise FieldRefused(f"{self._named(name)} is not a finite number")
         return float(value)
 

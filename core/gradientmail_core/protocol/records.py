@@ -115,7 +115,7 @@ class RoundRecord:
     """The commit of a round.
 
     ``step`` is the due step the round stood for, ``next_step`` that of the fragment's next round,
-    ``closer`` who closes it; ``newest_step`` the newest step the closer had seen in any record. ``prev``
+    ``closer`` who closes it. ``newest_step`` is the run's clock: the newest step the closer had reached or seen. ``prev``
     is the digest of the fragment's previous record. A round without participants is void: it names the
     sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
     """
@@ -152,7 +152,8 @@ class SnapshotRecord:
     """What a snapshot's payload carries in its metadata.
 
     ``base`` is the digest of the record it was trained from, ``data`` the sha256 of the payload's data,
-    ``step_seconds`` the node's median step time, ``local_step`` its own step count.
+    ``step_seconds`` the node's median step time, ``local_step`` its own step count. ``early`` says that it was taken
+    before its due step, because the round was about to close without it.
     """
 
     run: str
@@ -166,6 +167,7 @@ class SnapshotRecord:
     tokens: int
     local_step: int
     step_seconds: float
+    early: bool = False
     format: int = FORMAT
 
     def encoded(self) -> str:
@@ -356,6 +358,7 @@ def parse_snapshot(text: str, run: str) -> SnapshotRecord | Rejected:
             tokens=fields.count("tokens"),
             local_step=fields.count("local_step"),
             step_seconds=max(fields.number("step_seconds"), 0.0),
+            early=fields.flag("early"),
         )
 
     return guarded(parse)

@@ -1,0 +1,1 @@
+"""Whole runs in one process on virtual time, deterministic from a seed."""

@@ -1,0 +1,87 @@
+"""One fragment's chain of commits, as a value: its head, and how a record moves it."""
+
+from dataclasses import dataclass, replace
+
+from gradientmail_core.algorithms.schedule import first_due_after
+from gradientmail_core.protocol.exchange import Decided
+from gradientmail_core.protocol.records import Estimates, Manifest, RoundRecord, Section
+
+SMOOTHING = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest commit of a fragment that this node knows.
+
+    ``digest`` is that of its record (the manifest's for version 0), ``due`` the step of the fragment's next
+    round, ``closer`` who closes that one. ``seen`` is when it was first seen here, and ``interval`` the smoothed
+    time between commits, both in seconds of this node's clock.
+    """
+
+    fragment: int
+    version: int
+    digest: str
+    step: int
+    due: int
+    closer: str
+    sections: tuple[Section, ...]
+    estimates: Estimates
+    newest_step: int
+    merged_tokens: int
+    record: RoundRecord | None
+    seen: float
+    interval: float | None = None
+
+    def section(self, name: str) -> Section | None:
+        """The payload part called ``name``, if this version has one."""
+        return next((section for section in self.sections if section.name == name), None)
+
+    def next_round(self, fragments: int) -> int:
+        """The round that is open for this fragment."""
+        return (self.version + 1) * fragments + self.fragment
+
+
+def genesis(manifest: Manifest, digest: str, fragment: int, sync_every: int, now: float) -> Head:
+    """Version 0 of a fragment: the initial parameters the manifest names."""
+    return Head(
+        fragment=fragment,
+        version=0,
+        digest=digest,
+        step=0,
+        due=first_due_after(0, fragment, len(manifest.plan), sync_every),
+        closer=manifest.closers[fragment],
+        sections=(manifest.theta[fragment],),
+        estimates=Estimates(),
+        newest_step=0,
+        merged_tokens=0,
+        record=None,
+        seen=now,
+    )
+
+
+def succeeded(head: Head, decided: Decided, fragments: int, now: float) -> Head:
+    """The head after a newer commit of its fragment was read at ``now``."""
+    record = decided.record
+    version = record.round // fragments
+    passed = (now - head.seen) / max(version - head.version, 1)
+    interval = passed if head.interval is None else head.interval + SMOOTHING * (passed - head.interval)
+    return Head(
+        fragment=head.fragment,
+        version=version,
+        digest=decided.digest,
+        step=record.step,
+        due=record.next_step,
+        closer=record.closer,
+        sections=record.sections,
+        estimates=record.estimates,
+        newest_step=record.newest_step,
+        merged_tokens=record.merged_tokens,
+        record=record,
+        seen=now,
+        interval=interval if head.version > 0 or version == 1 else None,
+    )
+
+
+def first_seen(head: Head, now: float) -> Head:
+    """The head of a joiner, whose intervals begin now."""
+    return replace(head, seen=now, interval=None)

@@ -1,0 +1,156 @@
+"""When a round closes, and with whom: quorum, grace, and the outlier rule, as pure functions.
+
+A round closes once every live learner has reported, or once ``quorum_size`` snapshots are accepted and the
+grace has run out. Grace gives slower learners the time that training ahead leaves (Decoupled DiLoCo's
+adaptive grace): half of what remains of the steps that may run ahead, at most one gap between rounds.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.protocol.records import Estimates, Refusal, SnapshotRecord
+from gradientmail_core.tensors.payload import Payload
+
+GRACE_SHARE = 0.5
+OUTLIER_FACTOR = 10.0
+OUTLIER_PEERS = 4
+OUTLIER_FREE_VERSIONS = 3
+BLEND = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A snapshot that may be merged: its record, its digest, its payload, and the L2 norm of its delta."""
+
+    record: SnapshotRecord
+    digest: str
+    payload: Payload
+    norm: float
+
+    @property
+    def pace(self) -> float:
+        """L2 norm per sqrt(steps), which steps of different number share."""
+        return self.norm / math.sqrt(self.record.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What arrived for an open round, and when the first and the quorum did (seconds, closer's clock)."""
+
+    accepted: tuple[Accepted, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    first_at: float | None = None
+    quorum_at: float | None = None
+    heard: frozenset[str] = field(default_factory=frozenset)
+
+
+def with_accepted(gathering: Gathering, snapshot: Accepted, now: float) -> Gathering:
+    """The gathering after a snapshot was accepted."""
+    return replace(
+        gathering,
+        accepted=(*gathering.accepted, snapshot),
+        heard=gathering.heard | {snapshot.record.node},
+        first_at=now if gathering.first_at is None else gathering.first_at,
+    )
+
+
+def with_quorum(gathering: Gathering, quorum: int, now: float, expected_at: float) -> Gathering:
+    """The gathering with the moment of quorum noted, once there is one.
+
+    Snapshots taken early, to be in time for a round that others close, make no quorum among themselves before
+    the round is expected: else each would bring the next one forward, and rounds would race ahead of training.
+    """
+    if gathering.quorum_at is not None or len(gathering.accepted) < quorum:
+        return gathering
+    on_time = any(not snapshot.record.early for snapshot in gathering.accepted)
+    return replace(gathering, quorum_at=now) if on_time or now >= expected_at else gathering
+
+
+def with_refused(gathering: Gathering, refusal: Refusal) -> Gathering:
+    """The gathering after a snapshot was refused; its node has reported all the same."""
+    return replace(gathering, refused=(*gathering.refused, refusal), heard=gathering.heard | {refusal.node})
+
+
+def grace_seconds(settings: DiLoCo, estimates: Estimates, step_seconds: float) -> float:
+    """Seconds to wait after quorum: ``grace_seconds``, or from what training ahead leaves.
+
+    ``min(0.5 * max(ahead * step - (quorum + sync), 0), gap * step)`` with ``gap = H / P`` steps between rounds
+    and ``ahead = min(in_flight * gap, overlap_steps)`` (Decoupled DiLoCo, section 4.2 of the digest).
+    """
+    if settings.grace_seconds is not None:
+        return settings.grace_seconds
+    gap = settings.sync_every / settings.fragments
+    ahead = settings.in_flight * gap
+    if settings.overlap_steps is not None:
+        ahead = min(ahead, settings.overlap_steps)
+    slack = max(ahead * step_seconds - (estimates.quorum + estimates.sync), 0.0)
+    return min(GRACE_SHARE * slack, gap * step_seconds)
+
+
+def step_seconds(gathering: Gathering, estimates: Estimates) -> float:
+    """The round's median step time, or the chain's while nothing is accepted."""
+    known = [snapshot.record.step_seconds for snapshot in gathering.accepted if snapshot.record.step_seconds > 0]
+    return statistics.median(known) if known else estimates.step
+
+
+def closes_at(gathering: Gathering, live: Collection[str], settings: DiLoCo, estimates: Estimates) -> float | None:
+    """When the round closes if nothing more arrives: ``-inf`` for now, None while it must wait.
+
+    ``live`` are the learners a quorum waits for.
+    """
+    if gathering.heard and gathering.heard >= set(live):
+        return -math.inf
+    if gathering.quorum_at is None:
+        return None
+    return gathering.quorum_at + grace_seconds(settings, estimates, step_seconds(gathering, estimates))
+
+
+def without_outliers(gathering: Gathering, version: int, estimates: Estimates) -> Gathering:
+    """The gathering with snapshots of absurd norm refused, never the only one, never in a chain's first rounds.
+
+    A snapshot is an outlier if its norm per sqrt(steps) is over ten times the median of the accepted when there
+    are four or more, else over ten times the chain's average.
+    """
+    count = len(gathering.accepted)
+    if version <= OUTLIER_FREE_VERSIONS or count < 2:
+        return gathering
+    paces = [snapshot.pace for snapshot in gathering.accepted]
+    usual = statistics.median(paces) if count >= OUTLIER_PEERS else estimates.norm
+    kept = tuple(snapshot for snapshot in gathering.accepted if usual <= 0 or snapshot.pace <= OUTLIER_FACTOR * usual)
+    if not kept or len(kept) == count:
+        return gathering
+    out = [snapshot for snapshot in gathering.accepted if snapshot not in kept]
+    refused = tuple(
+        Refusal(snapshot.record.node, snapshot.record.incarnation, snapshot.digest, "outlier") for snapshot in out
+    )
+    return replace(gathering, accepted=kept, refused=(*gathering.refused, *refused))
+
+
+def shares(accepted: Sequence[Accepted]) -> tuple[float, ...]:
+    """Each snapshot's weight, tokens^2 / steps, as a share of the round (quantity times quality)."""
+    weights = [snapshot.record.tokens**2 / snapshot.record.steps for snapshot in accepted]
+    total = math.fsum(weights)
+    if total <= 0:
+        return tuple(1.0 / len(weights) for _ in weights)
+    return tuple(weight / total for weight in weights)
+
+
+def blended(estimates: Estimates, gathering: Gathering, *, grace: float, sync: float) -> Estimates:
+    """The chain's timings and usual norm after a round; the first values stand as they are."""
+
+    def blend(old: float, new: float) -> float:
+        return new if old <= 0 else old + BLEND * (new - old)
+
+    if not gathering.accepted or gathering.first_at is None:
+        return estimates
+    quorum = (gathering.quorum_at or gathering.first_at) - gathering.first_at
+    return Estimates(
+        step=blend(estimates.step, step_seconds(gathering, estimates)),
+        quorum=blend(estimates.quorum, quorum),
+        sync=blend(estimates.sync, sync),
+        grace=grace,
+        norm=blend(estimates.norm, statistics.median(snapshot.pace for snapshot in gathering.accepted)),
+    )

@@ -1,0 +1,245 @@
+"""Entering a run: find its manifest or create it, check that it is the same run, load its heads.
+
+Creation is a race with one winner. A node that finds no manifest claims ``creation/{n}``; the holder uploads
+the initial parameters and then creates the manifest, so a manifest never names what is not there. Others wait
+for it, and take the next claim if the holder shows no life for the lease time-out. A fresh node can never
+replace what was trained: initial parameters count only through a manifest, and there is one manifest for ever.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradientmail_core.algorithms.diloco import DiLoCo, settings_difference
+from gradientmail_core.engine.chain import Head, first_seen, genesis, succeeded
+from gradientmail_core.engine.learner import Commit
+from gradientmail_core.engine.run import Host, Run
+from gradientmail_core.errors import RunMismatch, SchemaMismatch
+from gradientmail_core.events import ObjectIgnored, RunCreated, RunWaited
+from gradientmail_core.protocol.exchange import (
+    Decided,
+    Won,
+    bounded_get,
+    create_once,
+    get_section,
+    newest_round,
+    put_section,
+    read_round,
+)
+from gradientmail_core.protocol.fields import Rejected
+from gradientmail_core.protocol.keys import LEASES, MANIFEST, LeaseKey, creation_key, parse_live
+from gradientmail_core.protocol.leases import Roster, is_alive, observed
+from gradientmail_core.protocol.plan import manifest_layouts, manifest_schema, plan_rows, schema_rows
+from gradientmail_core.protocol.records import (
+    MANIFEST_LONGEST,
+    Claim,
+    Manifest,
+    digest,
+    parse_claim,
+    parse_manifest,
+)
+from gradientmail_core.tensors.model import Flat
+from gradientmail_core.tensors.schema import FragmentLayout, Schema, schema_difference
+
+OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/")
+DIFFERENCES_SHOWN = 12
+CREATION_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A manifest in the mailbox, and the digest of its bytes."""
+
+    manifest: Manifest
+    digest: str
+    layouts: tuple[FragmentLayout, ...]
+
+
+async def find_run(host: Host) -> Found | None:
+    """The run at this prefix, or None if there is none yet.
+
+    Raises :class:`RunMismatch` if the prefix holds something else.
+    """
+    body = await bounded_get(host.mailbox, MANIFEST, MANIFEST_LONGEST)
+    if body is None:
+        await _refuse_foreign(host)
+        return None
+    manifest = parse_manifest(body)
+    layouts = manifest_layouts(manifest) if isinstance(manifest, Manifest) else manifest
+    if isinstance(manifest, Rejected) or isinstance(layouts, Rejected):
+        reason = manifest.reason if isinstance(manifest, Rejected) else layouts.reason  # type: ignore[union-attr]
+        raise RunMismatch(
+            f"{host.mailbox.url}/{MANIFEST} is no manifest this library can read ({reason}).",
+            "Use another prefix, or the version of gradientmail that created the run.",
+        )
+    return Found(manifest, digest(body), layouts)
+
+
+async def _refuse_foreign(host: Host) -> None:
+    async for entry in host.mailbox.list(""):
+        if not entry.key.startswith(OWN_PREFIXES) and entry.key != MANIFEST:
+            raise RunMismatch(
+                f"{host.mailbox.url} is in use: it holds {entry.key[:80]!r} and no run.",
+                "Give the run an empty prefix of its own.",
+            )
+
+
+def checked(found: Found, settings: DiLoCo, schema: Schema, frozen: str | None, url: str) -> Run:
+    """The run, if this node's model and settings are the run's.
+
+    Raises :class:`SchemaMismatch` or :class:`RunMismatch` with the differences.
+    """
+    run_schema = manifest_schema(found.manifest)
+    if run_schema.digest != schema.digest:
+        lines = schema_difference(schema, run_schema)
+        more = f"\n  and {len(lines) - DIFFERENCES_SHOWN} more" if len(lines) > DIFFERENCES_SHOWN else ""
+        raise SchemaMismatch(
+            f"This model has other trainable tensors than the run at {url}:\n  "
+            + "\n  ".join(lines[:DIFFERENCES_SHOWN])
+            + more
+            + "\n",
+            "Build the same model on every node, or use another prefix.",
+        )
+    differences = settings_difference(settings.shared_settings(), found.manifest.algorithm)
+    if differences:
+        raise RunMismatch(
+            f"The run at {url} has other settings:\n  " + "\n  ".join(differences) + "\n",
+            "Use the run's settings on every node, or another prefix.",
+        )
+    if found.manifest.frozen != frozen:
+        raise RunMismatch(
+            f"The frozen parameters of this model differ from those of the run at {url}.",
+            "Load the same base model on every node.",
+        )
+    return Run(found.manifest, found.digest, found.layouts, settings)
+
+
+async def create_run(
+    host: Host,
+    settings: DiLoCo,
+    schema: Schema,
+    frozen: str | None,
+    layouts: Sequence[FragmentLayout],
+    theta: Sequence[Flat],
+) -> Found:
+    """Create the run with ``theta`` as its initial parameters, or wait for the node that does."""
+    run_id = f"{host.random.getrandbits(128):032x}"
+    claim = Claim(run_id, host.node, host.incarnation, host.nonce())
+    number = 0
+    while True:
+        outcome = await create_once(host.mailbox, host.clock, creation_key(number), claim.encoded())
+        if isinstance(outcome, Won):
+            return await _created(host, run_id, settings, schema, frozen, layouts, theta)
+        holder = parse_claim(outcome.body, None)
+        if isinstance(holder, Claim) and not _own_older(holder, host):
+            host.emit(RunWaited(f"waiting for {holder.node} to create the run"))
+            found = await _await_manifest(host, holder.node)
+            if found is not None:
+                return found
+        number += 1
+
+
+def _own_older(holder: Claim, host: Host) -> bool:
+    return holder.node == host.node and holder.incarnation != host.incarnation
+
+
+async def _created(
+    host: Host,
+    run_id: str,
+    settings: DiLoCo,
+    schema: Schema,
+    frozen: str | None,
+    layouts: Sequence[FragmentLayout],
+    theta: Sequence[Flat],
+) -> Found:
+    existing = await find_run(host)
+    if existing is not None:
+        return existing
+    sections = await asyncio.gather(
+        *(
+            put_section(host.mailbox, host.clock, "theta", layout.fragment, host.node, layout, values)
+            for layout, values in zip(layouts, theta, strict=True)
+        )
+    )
+    manifest = Manifest(
+        run=run_id,
+        node=host.node,
+        nonce=host.nonce(),
+        schema=schema_rows(schema),
+        plan=plan_rows(layouts),
+        algorithm=settings.shared_settings(),
+        store="atomic",
+        closers=tuple(host.node for _ in layouts),
+        frozen=frozen,
+        theta=tuple(sections),
+    )
+    body = manifest.encoded()
+    outcome = await create_once(host.mailbox, host.clock, MANIFEST, body, MANIFEST_LONGEST)
+    found = await find_run(host)
+    if found is None or (isinstance(outcome, Won) and found.digest != digest(body)):
+        raise RunMismatch(
+            f"{host.mailbox.url} does not give back the manifest it took.",
+            "Use a store with read-after-write consistency.",
+        )
+    if isinstance(outcome, Won):
+        host.emit(RunCreated(run_id, host.mailbox.url, len(layouts), schema.elements))
+    else:
+        kept = {section.key for section in found.manifest.theta}
+        for section in sections:
+            if section.key not in kept:
+                await host.mailbox.delete(section.key)
+    return found
+
+
+async def _await_manifest(host: Host, holder: str) -> Found | None:
+    """The manifest once it appears; None when its creator shows no life for the lease time-out."""
+    roster = Roster()
+    started = host.clock.now()
+    while True:
+        found = await find_run(host)
+        if found is not None:
+            return found
+        now = host.clock.now()
+        roster = observed(roster, await listed_leases(host), now)
+        presence = roster.nodes.get(holder)
+        alive = is_alive(presence, now, host.timeouts) if presence else now - started < host.timeouts.lease
+        if not alive:
+            return None
+        await host.clock.sleep(host.jitter(CREATION_POLL_SECONDS))
+
+
+async def listed_leases(host: Host) -> list[LeaseKey]:
+    """Every beat in the mailbox."""
+    keys = [parse_live(entry.key) async for entry in host.mailbox.list(LEASES)]
+    return [key for key in keys if isinstance(key, LeaseKey)]
+
+
+async def load_heads(host: Host, run: Run, hints: dict[int, int]) -> list[Commit]:
+    """The newest readable commit of every fragment with its parameters, all fragments side by side.
+
+    ``hints`` are rounds that a listing announced, so the search starts near the end of the tape.
+    """
+    return list(await asyncio.gather(*(_load_head(host, run, layout, hints) for layout in run.layouts)))
+
+
+async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[int, int]) -> Commit:
+    head = genesis(run.manifest, run.digest, layout.fragment, run.settings.sync_every, host.clock.now())
+    hint = hints.get(layout.fragment)
+    if hint is not None:
+        state = await read_round(host.mailbox, run.id, hint)
+        if isinstance(state, Decided):
+            head = succeeded(head, state, run.fragments, host.clock.now())
+    while True:
+        newer = await newest_round(host.mailbox, run.id, layout.fragment, run.fragments, head.version)
+        if newer is not None:
+            head = succeeded(head, newer, run.fragments, host.clock.now())
+        section = head.section("theta")
+        theta = await get_section(host.mailbox, host.clock, section, layout) if section else Rejected("not named")
+        if not isinstance(theta, Rejected):
+            return Commit(_joined(head, host), theta, merged=False)
+        host.emit(ObjectIgnored(section.key if section else "tape", theta.reason))
+        await host.clock.sleep(host.jitter(1.0))
+
+
+def _joined(head: Head, host: Host) -> Head:
+    return first_seen(head, host.clock.now())

@@ -1,0 +1,285 @@
+"""The training thread's side of a node: step counters, due snapshots, and commits written into the model.
+
+The state is a frozen value moved by pure functions; :class:`Learner` adds the two effects, copying a
+fragment out and writing one in, both on the calling (training) thread. With nothing due a step is a counter
+and two comparisons. Deltas are always against the parameters the fragment was last aligned with, which the
+track itself holds, so no commit that arrives meanwhile can shift a snapshot's base.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from gradientmail_core.engine.chain import Head
+from gradientmail_core.protocol.records import RoundRecord
+from gradientmail_core.tensors.model import Flat, Model
+from gradientmail_core.tensors.schema import FragmentLayout
+
+NEVER = 2**62
+STEP_TIMES_KEPT = 32
+WARMUP_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A fragment as trained, on its way to the mailbox; ``values`` becomes the delta in place.
+
+    ``record`` is the digest of the record it was trained from and ``base`` the parameters committed there.
+    """
+
+    fragment: int
+    version: int
+    record: str
+    base: Flat
+    values: Flat
+    steps: int
+    tokens: int
+    local_step: int
+    step_seconds: float
+    early: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed version on its way into the model. ``merged``: whether this node's snapshot is in it."""
+
+    head: Head
+    theta: Flat
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A snapshot whose round is open; an overdue one no longer counts against ``in_flight``."""
+
+    local_step: int
+    overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One fragment in this model: the version it was aligned with, and the counters at that moment."""
+
+    version: int
+    record: str
+    due: int
+    step_then: int = 0
+    tokens_then: int = 0
+    outstanding: Outstanding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """Counters of a node: its own steps and tokens, and ``lead``, by which the run's clock is ahead of them."""
+
+    tracks: tuple[Track, ...]
+    local_step: int = 0
+    tokens: int = 0
+    lead: int = 0
+
+    @property
+    def global_step(self) -> int:
+        """The round clock: never goes back, jumps forward to the clock of a record the node aligns with."""
+        return self.local_step + self.lead
+
+
+def started(heads: Sequence[Head]) -> LearnerState:
+    """The state of a node that has just loaded ``heads``."""
+    tracks = tuple(Track(head.version, head.digest, head.due) for head in heads)
+    return LearnerState(tracks, lead=max(head.newest_step for head in heads))
+
+
+def stepped(state: LearnerState, tokens: int) -> LearnerState:
+    """The state after one optimizer step on ``tokens`` tokens (or samples)."""
+    return replace(state, local_step=state.local_step + 1, tokens=state.tokens + tokens)
+
+
+def due(state: LearnerState, in_flight: int, early: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """Fragments to publish now, longest due first: due (or ``early``), trained, and within ``in_flight``."""
+    flying = sum(1 for track in state.tracks if track.outstanding is not None and not track.outstanding.overdue)
+    ready = sorted(
+        (track.due, fragment)
+        for fragment, track in enumerate(state.tracks)
+        if track.outstanding is None
+        and state.local_step > track.step_then
+        and (state.global_step >= track.due or fragment in early)
+    )
+    return tuple(fragment for _, fragment in ready[: max(in_flight - flying, 0)])
+
+
+def next_due(state: LearnerState) -> int:
+    """The local step at which :func:`due` may next hold by counting alone."""
+    waiting = [max(track.due - state.lead, track.step_then + 1) for track in state.tracks if track.outstanding is None]
+    return min(waiting, default=NEVER)
+
+
+def blocked(state: LearnerState, overlap_steps: int | None) -> bool:
+    """True while a snapshot is outstanding for as many steps as training may run ahead."""
+    return overlap_steps is not None and any(
+        track.outstanding is not None and state.local_step - track.outstanding.local_step >= overlap_steps
+        for track in state.tracks
+    )
+
+
+def with_track(state: LearnerState, fragment: int, track: Track) -> LearnerState:
+    """The state with one fragment's track replaced."""
+    return replace(state, tracks=(*state.tracks[:fragment], track, *state.tracks[fragment + 1 :]))
+
+
+def published(state: LearnerState, fragment: int) -> LearnerState:
+    """The state after a snapshot of ``fragment`` was taken."""
+    return with_track(state, fragment, replace(state.tracks[fragment], outstanding=Outstanding(state.local_step)))
+
+
+def overdue(state: LearnerState, fragment: int) -> LearnerState:
+    """The state after the round of the fragment's outstanding snapshot was found overdue."""
+    track = state.tracks[fragment]
+    if track.outstanding is None:
+        return state
+    return with_track(state, fragment, replace(track, outstanding=replace(track.outstanding, overdue=True)))
+
+
+def aligned(state: LearnerState, head: Head) -> LearnerState:
+    """The state after ``head`` overwrote its fragment: counters start anew, the clock jumps forward."""
+    track = Track(head.version, head.digest, head.due, state.local_step, state.tokens)
+    lead = max(state.lead, head.newest_step - state.local_step)
+    return replace(with_track(state, head.fragment, track), lead=lead)
+
+
+class Learner:
+    """A model in training, seen by the engine. All methods but ``deliver`` run on the training thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        layouts: Sequence[FragmentLayout],
+        commits: Sequence[Commit],
+        *,
+        in_flight: int,
+        overlap_steps: int | None,
+        publish: Callable[[Snapshot], None],
+        applied: Callable[[Commit], None],
+        now: Callable[[], float],
+        delivered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model = model
+        self._layouts = layouts
+        self._in_flight = in_flight
+        self._overlap_steps = overlap_steps
+        self._publish = publish
+        self._applied = applied
+        self._now = now
+        self._delivered = delivered
+        self._inbox: deque[Commit | int] = deque()
+        self._early: frozenset[int] = frozenset()
+        self._spare: dict[int, deque[Flat]] = {layout.fragment: deque() for layout in layouts}
+        self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
+        self._last_step_at: float | None = None
+        self._bases = [commit.theta for commit in commits]
+        for commit in commits:
+            model.write(layouts[commit.head.fragment], commit.theta)
+        self.state = started([commit.head for commit in commits])
+        self._next_due = next_due(self.state)
+
+    def deliver(self, message: Commit | int) -> None:
+        """Hand over a commit, or the number of a fragment whose round is overdue. Any thread."""
+        self._inbox.append(message)
+        self._delivered()
+
+    def hurry(self, fragment: int, early: bool) -> None:
+        """Publish a fragment before its due step, because its round is about to close; or no longer. Any thread."""
+        self._early = self._early | {fragment} if early else self._early - {fragment}
+
+    def returned(self, fragment: int, buffer: Flat) -> None:
+        """Give a snapshot's buffer back for the next one. Any thread."""
+        self._spare[fragment].append(buffer)
+
+    def step(self, tokens: int) -> bool:
+        """Count one optimizer step; write what was committed, publish what is due. True if anything was written."""
+        self._time_step()
+        self.state = stepped(self.state, tokens)
+        changed = self.align() if self._inbox else False
+        if self.state.local_step >= self._next_due or self._early:
+            self._publish_due()
+        return changed
+
+    def align(self) -> bool:
+        """Write every delivered commit into the model; True if there was any."""
+        changed = False
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, int):
+                self.state = overdue(self.state, message)
+            elif message.head.version > self.state.tracks[message.head.fragment].version:
+                self._write(message)
+                changed = True
+        self._next_due = next_due(self.state)
+        return changed
+
+    def settle(self) -> None:
+        """Write every delivered commit, then set the whole model to the newest commits it was aligned with."""
+        self.align()
+        for layout, base in zip(self._layouts, self._bases, strict=True):
+            self._model.write(layout, base)
+
+    @property
+    def blocked(self) -> bool:
+        """True while training must wait for a commit (``overlap_steps``)."""
+        return blocked(self.state, self._overlap_steps)
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Fragments whose snapshot awaits its round."""
+        return tuple(number for number, track in enumerate(self.state.tracks) if track.outstanding is not None)
+
+    def resume(self) -> None:
+        """Forget the time since the last step, which was spent waiting and not training."""
+        self._last_step_at = None
+
+    def _time_step(self) -> None:
+        now = self._now()
+        if self._last_step_at is not None and self.state.local_step >= WARMUP_STEPS:
+            self._step_times.append(now - self._last_step_at)
+        self._last_step_at = now
+
+    def _write(self, commit: Commit) -> None:
+        fragment = commit.head.fragment
+        self._model.write(self._layouts[fragment], commit.theta)
+        self._bases[fragment] = commit.theta
+        self.state = aligned(self.state, commit.head)
+        self._applied(commit)
+
+    def _publish_due(self) -> None:
+        for fragment in due(self.state, self._in_flight, self._early):
+            self._publish(self._snapshot(fragment))
+            self.state = published(self.state, fragment)
+        self._next_due = next_due(self.state)
+        if self._next_due <= self.state.local_step:
+            self._next_due = self.state.local_step + 1
+
+    def _snapshot(self, fragment: int) -> Snapshot:
+        track = self.state.tracks[fragment]
+        layout = self._layouts[fragment]
+        spare = self._spare[fragment]
+        values = spare.popleft() if spare else np.empty(layout.size, np.float32)
+        self._model.read(layout, values)
+        return Snapshot(
+            fragment=fragment,
+            version=track.version,
+            record=track.record,
+            base=self._bases[fragment],
+            values=values,
+            steps=self.state.local_step - track.step_then,
+            tokens=self.state.tokens - track.tokens_then,
+            local_step=self.state.local_step,
+            step_seconds=median(self._step_times) if self._step_times else 0.0,
+            early=self.state.global_step < track.due,
+        )
+
+
+def merged_tokens(record: RoundRecord | None) -> int:
+    """Tokens merged in one round, by everyone."""
+    return sum(participant.tokens for participant in record.participants) if record is not None else 0

@@ -1,0 +1,305 @@
+"""A node: its lease, its listing, its snapshots and one task for each fragment, on one event loop.
+
+Everything a node does is a mailbox call or a wait on the injected clock, so the same code runs in production
+and, deterministically, in simulation. A node enters in state ``j``, trains in ``t``, leaves in ``d`` and is gone
+with a last beat ``x``. If any task fails for good, the failure is kept and told to the training thread; nothing
+is retried blindly and nothing more is published.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.engine.fragment import Fragment
+from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
+from gradientmail_core.engine.learner import Commit, Learner, Snapshot
+from gradientmail_core.engine.publishing import encoded_snapshot
+from gradientmail_core.engine.run import Board, Host, Run
+from gradientmail_core.events import (
+    ObjectIgnored,
+    RunJoined,
+    RunWaited,
+    SessionEnded,
+    SnapshotPublished,
+    SnapshotRefused,
+)
+from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, parse_live
+from gradientmail_core.protocol.leases import LEARNING, is_alive
+from gradientmail_core.tensors.model import Flat
+from gradientmail_core.tensors.schema import FragmentLayout, Schema
+
+WAITING_POLL_SECONDS = 1.0
+WAITING_REPORT_SECONDS = 10.0
+WAITING_REPORT_GROWTH = 2.0
+SETTLING_POLL_SECONDS = 0.05
+LEAVING_SECONDS = 2.0
+STRAYS_REMEMBERED = 10_000
+LEASES_KEPT_TIMEOUTS = 10
+
+
+class Node:
+    """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`."""
+
+    def __init__(self, host: Host, settings: DiLoCo, *, min_nodes: int = 1) -> None:
+        self._host = host
+        self._settings = settings
+        self._min_nodes = min_nodes
+        self._beat_number = 0
+        self._state: LeaseState = "j"
+        self._tasks: list[asyncio.Task[None]] = []
+        self._strays: set[str] = set()
+        self._old_beats: list[LeaseKey] = []
+        self._published_at = 0.0
+        self._fragments: list[Fragment] = []
+        self._learner: Learner | None = None
+        self._run: Run | None = None
+        self._on_failure: Callable[[BaseException], None] = lambda failure: None
+        self.board = Board(host)
+        self.failure: BaseException | None = None
+
+    # -- entering ------------------------------------------------------------------------------------------
+
+    async def enter(self) -> Found | None:
+        """Write the first beat and look for the run; None if it must be created."""
+        known = [lease.beat for lease in await listed_leases(self._host) if lease.node == self._host.node]
+        self._beat_number = max(known, default=-1) + 1
+        found = await find_run(self._host)
+        await self._beat()
+        return found
+
+    async def join(
+        self,
+        found: Found | None,
+        schema: Schema,
+        frozen: str | None,
+        layouts: Sequence[FragmentLayout],
+        theta: Sequence[Flat],
+    ) -> list[Commit]:
+        """The newest commit of every fragment, of a run created with ``theta`` if ``found`` is None.
+
+        Raises :class:`SchemaMismatch` or :class:`RunMismatch` if it is another run than this node's.
+        """
+        if found is None:
+            keeping = asyncio.ensure_future(self._keep_beating())
+            try:
+                found = await create_run(self._host, self._settings, schema, frozen, layouts, theta)
+            finally:
+                keeping.cancel()
+        self._run = run = checked(found, self._settings, schema, frozen, self._host.mailbox.url)
+        await self._list()
+        commits = await load_heads(self._host, run, self.board.hints)
+        self.board.newest_step = max(commit.head.newest_step for commit in commits)
+        return commits
+
+    async def wait_for_nodes(self) -> None:
+        """Until ``min_nodes`` nodes train or wait; says whom it sees, at growing intervals."""
+        if self._min_nodes > 1:
+            await self._beat("w")
+            await self._wait_for_others()
+        await self._beat("t")
+
+    async def _wait_for_others(self) -> None:
+        pause, report_at = WAITING_REPORT_SECONDS, self._host.clock.now()
+        beat_at = self._host.clock.now() + self._host.timeouts.period
+        while True:
+            await self._list()
+            now = self._host.clock.now()
+            here = self._present()
+            if len(here) >= self._min_nodes:
+                return
+            if now >= report_at:
+                missing = self._min_nodes - len(here)
+                self._host.emit(RunWaited(f"waiting for {missing} more node(s) (have: {', '.join(here)})"))
+                report_at, pause = now + pause, pause * WAITING_REPORT_GROWTH
+            if now >= beat_at:
+                await self._beat("w")
+                beat_at = now + self._host.timeouts.period
+            await self._host.clock.sleep(min(WAITING_POLL_SECONDS, self._host.timeouts.period / 5))
+
+    def _present(self) -> list[str]:
+        now = self._host.clock.now()
+        return [
+            node
+            for node, presence in sorted(self.board.roster.nodes.items())
+            if presence.lease.state in LEARNING and is_alive(presence, now, self._host.timeouts)
+        ]
+
+    def start(self, learner: Learner, commits: Sequence[Commit], on_failure: Callable[[BaseException], None]) -> None:
+        """Begin to follow, close, beat and list. ``on_failure`` is told of a lasting fault, once."""
+        assert self._run is not None, "join comes first"
+        self._learner = learner
+        self._on_failure = on_failure
+        self.board.clock = lambda: learner.state.global_step
+        self._fragments = [
+            Fragment(self._host, self._run, self.board, commit, learner.deliver, learner.hurry) for commit in commits
+        ]
+        for fragment in self._fragments:
+            self._spawn(fragment.run())
+        self._spawn(self._keep_beating())
+        self._spawn(self._keep_listing())
+        others = [node for node in self._present() if node != self._host.node]
+        rounds = sum(commit.head.version for commit in commits)
+        self._host.emit(RunJoined(self._run.id, self._host.node, learner.state.global_step, rounds, tuple(others)))
+
+    # -- working -------------------------------------------------------------------------------------------
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Take a snapshot from the learner and upload it in the background."""
+        self._spawn(self._publish(snapshot))
+
+    async def _publish(self, snapshot: Snapshot) -> None:
+        assert self._run is not None and self._learner is not None
+        run, fragment = self._run, self._fragments[snapshot.fragment]
+        started = self._host.clock.now()
+        round = (snapshot.version + 1) * run.fragments + snapshot.fragment
+        if snapshot.version != fragment.head.version:
+            self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
+            self._learner.returned(snapshot.fragment, snapshot.values)
+            return
+        published = await self._host.clock.compute(
+            lambda: encoded_snapshot(self._host, run, snapshot, round, fragment.layout)
+        )
+        self._learner.returned(snapshot.fragment, snapshot.values)
+        if fragment.round == round:
+            fragment.published = published
+            fragment.bell.ring()
+        await self._host.mailbox.put(DeltaKey(round, self._host.node).path, published.body)
+        self._published_at = self._host.clock.now()
+        self.board.evident([self._host.node])
+        seconds = self._published_at - started
+        fragment.uploaded(seconds)
+        self._host.emit(
+            SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, len(published.body), seconds)
+        )
+
+    @property
+    def layouts(self) -> tuple[FragmentLayout, ...]:
+        """The run's fragments; empty before :meth:`join`."""
+        return self._run.layouts if self._run is not None else ()
+
+    @property
+    def live_learners(self) -> int:
+        """Learners alive, this node included."""
+        return max(len(self.board.live_learners()), 1)
+
+    @property
+    def rounds_seen(self) -> int:
+        """Commits of all fragments this node has aligned with or could."""
+        return sum(fragment.head.version for fragment in self._fragments)
+
+    @property
+    def merged_tokens(self) -> int:
+        """Tokens merged by everyone, averaged over the fragments."""
+        return sum(fragment.head.merged_tokens for fragment in self._fragments) // max(len(self._fragments), 1)
+
+    # -- leaving -------------------------------------------------------------------------------------------
+
+    def prepare_to_leave(self) -> None:
+        """Stop naming this node as a closer; rounds in flight still end."""
+        self.board.leaving = True
+        self._spawn(self._leaving_beat())
+
+    async def leave(self, patience: float) -> None:
+        """End what this node was closing, load the newest commits, release the lease."""
+        deadline = self._host.clock.now() + patience
+        while any(fragment.settling for fragment in self._fragments) and self._host.clock.now() < deadline:
+            await self._host.clock.sleep(SETTLING_POLL_SECONDS)
+        await self.stop()
+        for fragment in self._fragments:
+            while await fragment.caught_up():
+                pass
+            await fragment.hint()
+        await self._beat("x")
+        self._host.emit(SessionEnded(self._host.node, self.rounds_seen, ""))
+
+    async def abort(self, reason: str) -> None:
+        """Stop at once, publish nothing more, and release the lease if the store answers quickly."""
+        await self.stop()
+        with contextlib.suppress(Exception):  # a lease that cannot be released runs out by itself
+            await asyncio.wait_for(self._beat("x"), LEAVING_SECONDS)
+        self._host.emit(SessionEnded(self._host.node, self.rounds_seen, reason))
+
+    async def _leaving_beat(self) -> None:
+        await self._beat("d")
+
+    async def stop(self) -> None:
+        """End every task and write nothing more."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- beats and listings --------------------------------------------------------------------------------
+
+    async def _beat(self, state: LeaseState | None = None) -> None:
+        self._state = state or self._state
+        number, self._beat_number = self._beat_number, self._beat_number + 1
+        lease = LeaseKey(self._host.node, number, self._state, self._local_step(), self._host.incarnation)
+        await self._host.mailbox.put(lease.path, b"{}")
+        self.board.own_beat(lease)
+        self._old_beats.append(lease)
+        while len(self._old_beats) > 2:
+            await self._host.mailbox.delete(self._old_beats.pop(0).path)
+
+    def _local_step(self) -> int:
+        return self._learner.state.local_step if self._learner is not None else 0
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
+            if self._host.clock.now() - self._published_at >= self._host.timeouts.period or self._published_at == 0:
+                await self._beat()
+
+    async def _keep_listing(self) -> None:
+        while True:
+            await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
+            await self._list()
+            await self._bury()
+
+    async def _list(self) -> None:
+        keys = []
+        async for entry in self._host.mailbox.list(LIVE):
+            key = parse_live(entry.key)
+            if key is None:
+                self._report_stray(entry.key)
+            else:
+                keys.append(key)
+        self.board.listed(keys)
+
+    def _report_stray(self, key: str) -> None:
+        if key not in self._strays and len(self._strays) < STRAYS_REMEMBERED:
+            self._strays.add(key)
+            self._host.emit(ObjectIgnored(key[:200], "no key of this protocol"))
+
+    async def _bury(self) -> None:
+        """Delete the leases of nodes that left or have long been silent; one closer does it for all."""
+        run = self._run
+        if run is None or self.board.candidates(run, 0)[:1] != (self._host.node,):
+            return
+        now = self._host.clock.now()
+        old = LEASES_KEPT_TIMEOUTS * self._host.timeouts.lease
+        for key in self.board.leases:
+            presence = self.board.roster.nodes.get(key.node)
+            if presence is None or key.node == self._host.node:
+                continue
+            left = presence.lease.state == "x" and now - presence.seen > self._host.timeouts.lease
+            if left or now - presence.seen > old:
+                await self._host.mailbox.delete(key.path)
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task in self._tasks:
+            self._tasks.remove(task)
+        if task.cancelled():
+            return
+        failure = task.exception()
+        if failure is not None and self.failure is None:
+            self.failure = failure
+            self._on_failure(failure)

@@ -1,0 +1,197 @@
+"""What every part of a node shares: the run as agreed (a frozen value) and the board of what was seen.
+
+The board is the one place where a node keeps what it saw of the others: beats, announced snapshots, hints,
+claims. It only ever grows more certain: a listing adds news and never takes a fact back.
+"""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.clock import Clock
+from gradientmail_core.engine.election import rendezvous
+from gradientmail_core.events import Callback, NodeAppeared, NodeGone
+from gradientmail_core.mailbox.base import Mailbox
+from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey
+from gradientmail_core.protocol.leases import (
+    Roster,
+    Timeouts,
+    evident,
+    is_alive,
+    joining,
+    live_closers,
+    live_learners,
+    observed,
+)
+from gradientmail_core.protocol.records import Manifest
+from gradientmail_core.tensors.schema import FragmentLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One process in a run: its name, its incarnation (new with each start), and its ways to the world."""
+
+    node: str
+    incarnation: str
+    mailbox: Mailbox
+    clock: Clock
+    random: random.Random
+    timeouts: Timeouts
+    emit: Callback
+
+    def nonce(self) -> str:
+        """Fresh hex for one attempt at a record."""
+        return f"{self.random.getrandbits(64):016x}"
+
+    def jitter(self, seconds: float) -> float:
+        """``seconds`` give or take a tenth, so that nodes do not ask in step."""
+        return seconds * self.random.uniform(0.9, 1.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run this node knows the manifest of. ``digest`` is the manifest's."""
+
+    manifest: Manifest
+    digest: str
+    layouts: tuple[FragmentLayout, ...]
+    settings: DiLoCo
+
+    @property
+    def id(self) -> str:
+        """128 random bits that tell runs apart."""
+        return self.manifest.run
+
+    @property
+    def fragments(self) -> int:
+        """Number of fragments (P)."""
+        return len(self.layouts)
+
+
+class Bell:
+    """Wakes one waiting task early."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake the waiter, now or at its next wait."""
+        self._rung.set()
+
+    async def wait(self, clock: Clock, seconds: float) -> None:
+        """Until rung, at most ``seconds``."""
+        if not self._rung.is_set():
+            sleeper = asyncio.ensure_future(clock.sleep(seconds))
+            ringing = asyncio.ensure_future(self._rung.wait())
+            try:
+                await asyncio.wait({sleeper, ringing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleeper.cancel()
+                ringing.cancel()
+        self._rung.clear()
+
+
+@dataclass(slots=True)
+class Board:
+    """What this node has seen of the run. ``closers`` maps each fragment to the closer its newest record names."""
+
+    host: Host
+    roster: Roster = field(default_factory=Roster)
+    deltas: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    claims: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    hints: dict[int, int] = field(default_factory=dict)
+    heads: list[HeadKey] = field(default_factory=list)
+    leases: list[LeaseKey] = field(default_factory=list)
+    closers: dict[int, str] = field(default_factory=dict)
+    newest_step: int = 0
+    leaving: bool = False
+    clock: Callable[[], int] = lambda: 0
+    bells: dict[int, Bell] = field(default_factory=dict)
+    present: set[str] = field(default_factory=set)
+
+    def ring_all(self) -> None:
+        """Wake every fragment's task."""
+        for bell in self.bells.values():
+            bell.ring()
+
+    def live_learners(self) -> tuple[str, ...]:
+        """Learners a quorum waits for."""
+        return live_learners(self.roster, self.host.clock.now(), self.host.timeouts)
+
+    def live_closers(self) -> tuple[str, ...]:
+        """Nodes that may close rounds."""
+        return live_closers(self.roster, self.host.clock.now(), self.host.timeouts)
+
+    def candidates(self, run: Run, fragment: int) -> tuple[str, ...]:
+        """Live closers in their order of claim on a fragment."""
+        return rendezvous(run.id, fragment, self.live_closers())
+
+    def joining(self) -> bool:
+        """True while some node is loading payloads."""
+        return joining(self.roster, self.host.clock.now(), self.host.timeouts)
+
+    def gone(self, node: str, unseen_since: float) -> str | None:
+        """Why ``node`` cannot be waited for (it left, or is silent), or None while it may live.
+
+        A node of which no beat was ever seen is silent since ``unseen_since``.
+        """
+        presence = self.roster.nodes.get(node)
+        now = self.host.clock.now()
+        if presence is None:
+            return "no sign of life" if now - unseen_since >= self.host.timeouts.lease else None
+        if presence.lease.state == "x":
+            return "it left"
+        return None if is_alive(presence, now, self.host.timeouts) else "no sign of life"
+
+    def evident(self, nodes: Iterable[str]) -> None:
+        """Anything these nodes published was seen."""
+        for node in nodes:
+            self.roster = evident(self.roster, node, self.host.clock.now())
+
+    def listed(self, keys: Iterable[LiveKey]) -> None:
+        """Take in one listing of ``live/``."""
+        now = self.host.clock.now()
+        self.heads, self.leases = [], []
+        fresh: set[str] = set()
+        for key in keys:
+            match key:
+                case LeaseKey():
+                    self.leases.append(key)
+                case HeadKey():
+                    self.heads.append(key)
+                    self.hints[key.fragment] = max(self.hints.get(key.fragment, 0), key.round)
+                case DeltaKey():
+                    if key.node not in self.deltas[key.round]:
+                        fresh.add(key.node)
+                    self.deltas[key.round].add(key.node)
+                case ClaimKey():
+                    self.claims[key.round].add(key.number)
+        self.roster = observed(self.roster, self.leases, now)
+        self.evident(sorted(fresh))
+        self._report()
+        self.ring_all()
+
+    def own_beat(self, lease: LeaseKey) -> None:
+        """This node wrote a beat."""
+        self.roster = observed(self.roster, [lease], self.host.clock.now())
+
+    def forget(self, round: int) -> None:
+        """Drop what was seen of a closed round."""
+        self.deltas.pop(round, None)
+        self.claims.pop(round, None)
+
+    def _report(self) -> None:
+        now = self.host.clock.now()
+        for node, presence in sorted(self.roster.nodes.items()):
+            if node == self.host.node:
+                continue
+            alive = is_alive(presence, now, self.host.timeouts)
+            if alive and node not in self.present:
+                self.present.add(node)
+                self.host.emit(NodeAppeared(node))
+            elif not alive and node in self.present:
+                self.present.discard(node)
+                self.host.emit(NodeGone(node, left=presence.lease.state == "x"))
