@@ -1,12 +1,13 @@
 """Who closes a fragment's next round: rendezvous hashing over the live closers, one hand-over at a time.
 
-The committer keeps a fragment unless it is leaving, or another node owns it by rendezvous and the committer
-holds more than its fair share. So closing spreads over the nodes, moves when they come and go, and never
+The committer keeps a fragment unless it is leaving, or holds more than its fair share while another node holds
+less; then the one of those first in rendezvous order gets it. So closing spreads over the nodes, moves when they come and go, and never
 moves without need. All of this is pure: everyone who sees the same nodes names the same owner.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 
 def rendezvous(run: str, fragment: int, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -19,24 +20,19 @@ def rendezvous(run: str, fragment: int, nodes: Sequence[str]) -> tuple[str, ...]
 
 
 def next_closer(
-    me: str,
-    *,
-    run: str,
-    fragment: int,
-    fragments: int,
-    held: int,
-    live: Sequence[str],
-    leaving: bool,
-    able: bool = True,
+    me: str, *, run: str, fragment: int, closers: Mapping[int, str], live: Sequence[str], leaving: bool
 ) -> str:
     """The closer that ``me``, committing a round of ``fragment``, names for the next one.
 
-    ``held`` counts the fragments whose newest record names ``me``; ``able`` is False if ``me`` may not go on
-    closing, such as a learner while a dedicated syncer lives.
+    ``closers`` maps every fragment to the closer its newest record names, as far as ``me`` knows. A fragment is
+    handed over when ``me`` is leaving, or holds more than a fair share while another holds less.
     """
     others = [node for node in live if node != me]
-    if leaving or not able:
-        return rendezvous(run, fragment, others)[0] if others else me
-    owner = rendezvous(run, fragment, [me, *others])[0]
-    fair_share = -(-fragments // (len(others) + 1))
-    return owner if held > fair_share else me
+    if not others:
+        return me
+    if leaving:
+        return rendezvous(run, fragment, others)[0]
+    fair_share = -(-len(closers) // (len(others) + 1))
+    held = Counter(closers.values())
+    free = [node for node in others if held[node] < fair_share]
+    return rendezvous(run, fragment, free)[0] if held[me] > fair_share and free else me

@@ -34,7 +34,14 @@ from gradientmail_core.engine.gathering import (
     without_outliers,
 )
 from gradientmail_core.engine.learner import Commit
-from gradientmail_core.engine.polling import commit_expected_at, gap, overdue_after, snapshots_expected_at
+from gradientmail_core.engine.polling import (
+    commit_expected_at,
+    commit_gap,
+    overdue_after,
+    probable_commit,
+    snapshot_gap,
+    snapshots_expected_at,
+)
 from gradientmail_core.engine.publishing import Published
 from gradientmail_core.engine.run import Bell, Board, Host, Run
 from gradientmail_core.engine.sweeping import Sweeper
@@ -66,6 +73,7 @@ from gradientmail_core.tensors.schema import FragmentLayout
 CLAIMS_MOST = 1000
 NEVER = float("inf")
 UPLOAD_SMOOTHING = 0.3
+LAST_CALL_SECONDS = 0.25
 
 
 class Fragment:
@@ -97,6 +105,7 @@ class Fragment:
         self._quorum_known_at: float | None = None
         self._overdue_told = False
         self._upload_seconds = 0.0
+        self._committed_about: float | None = None
         self._ours: Decided | None = None
         board.closers[commit.head.fragment] = commit.head.closer
 
@@ -148,6 +157,7 @@ class Fragment:
             if now >= ask_at:
                 state = await read_round(self._host.mailbox, self._run.id, self.round)
                 if isinstance(state, Decided):
+                    self._committed_about = probable_commit(now, asked_at, self.head.interval)
                     return state
                 attempts, asked_at = attempts + 1, now
                 continue
@@ -172,7 +182,8 @@ class Fragment:
 
     def _ask_at(self, attempts: int, asked_at: float) -> float:
         if attempts:
-            return asked_at + self._host.jitter(min(gap(attempts - 1, self.head.interval), self._host.timeouts.period))
+            wait = min(commit_gap(attempts - 1, self.head.interval), self._host.timeouts.period)
+            return asked_at + self._host.jitter(wait)
         if self._board.hints.get(self.head.fragment, 0) >= self.round:
             return -NEVER
         published_at = self.published.at if self.published is not None else None
@@ -243,12 +254,13 @@ class Fragment:
                 self.gathering = with_quorum(self.gathering, self._needed(), now, self._expected_at())
                 closes = closes_at(self.gathering, self._live(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
+                    await self._last_call(fetching)
                     break
                 if self._board.hints.get(self.head.fragment, 0) >= self.round:
                     state = await read_round(self._host.mailbox, self._run.id, self.round)
                     if isinstance(state, Decided):
                         return state
-                ask_at = self._snapshots_ask_at(attempts, asked_at)
+                ask_at = self._snapshots_ask_at(attempts, asked_at, closes)
                 if now >= ask_at:
                     self._fetch_missing(fetching)
                     attempts, asked_at = attempts + 1, now
@@ -262,6 +274,22 @@ class Fragment:
                 task.cancel()
         return await self._commit()
 
+    async def _last_call(self, fetching: dict[str, asyncio.Task[None]]) -> None:
+        """Ask once more for what is missing, so that nothing is left out that was there when the grace ended."""
+        self._fetch_missing(fetching)
+        asking = [task for task in fetching.values() if not task.done()]
+        if asking:
+            await self._first_of(asking, max(self.head.estimates.sync, LAST_CALL_SECONDS))
+
+    async def _first_of(self, tasks: list[asyncio.Task[None]], seconds: float) -> None:
+        """Until all ``tasks`` ended, at most ``seconds``."""
+        timer = asyncio.ensure_future(self._host.clock.sleep(seconds))
+        together = asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.wait({timer, together}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
     def _live(self) -> tuple[str, ...]:
         return self._board.live_learners()
 
@@ -271,12 +299,14 @@ class Fragment:
     def _expected_at(self) -> float:
         return self.head.seen + (self.head.interval or 0.0)
 
-    def _snapshots_ask_at(self, attempts: int, asked_at: float) -> float:
+    def _snapshots_ask_at(self, attempts: int, asked_at: float, closes: float | None) -> float:
         own = self.published if self.published is not None and self.published.round == self.round else None
         if own is not None and self._host.node not in self.gathering.heard and own.at > asked_at:
             return -NEVER
         if attempts:
-            return asked_at + self._host.jitter(min(gap(attempts - 1, self.head.interval), self._host.timeouts.period))
+            grace = closes - self.gathering.quorum_at if closes is not None and self.gathering.quorum_at else None
+            wait = min(snapshot_gap(attempts - 1, self.head.interval, grace), self._host.timeouts.period)
+            return asked_at + self._host.jitter(wait)
         listed = bool(self._board.deltas.get(self.round))
         return snapshots_expected_at(self.head, own.at if own else None, listed, self._host.timeouts.period)
 
@@ -369,15 +399,12 @@ class Fragment:
         )
 
     def _next_closer(self) -> str:
-        live = self._board.live_closers()
-        held = sum(1 for closer in self._board.closers.values() if closer == self._host.node)
         return next_closer(
             self._host.node,
             run=self._run.id,
             fragment=self.head.fragment,
-            fragments=self._run.fragments,
-            held=held,
-            live=live,
+            closers=self._board.closers,
+            live=self._board.live_closers(),
             leaving=self._board.leaving,
         )
 
@@ -404,7 +431,8 @@ class Fragment:
     async def _advance(self, decided: Decided) -> None:
         """Make ``decided`` the head, with its parameters, and tell the learner."""
         previous, round = self.head, decided.record.round
-        head = succeeded(previous, decided, self._run.fragments, self._host.clock.now())
+        seen, self._committed_about = self._committed_about, None
+        head = succeeded(previous, decided, self._run.fragments, self._host.clock.now() if seen is None else seen)
         if self._ours is None or self._ours.digest != decided.digest:
             head, self.theta = await self._loaded(head)
         self.head = head

@@ -1,24 +1,42 @@
 """When to ask the store for what: the run's own timings say when something is due.
 
 A commit is expected one smoothed interval after the last; asked for then, and again after growing gaps of
-at most a quarter of the cycle. Before any interval is known, once a second from this node's own snapshot
+at most a quarter of the cycle, the first a sixteenth. Before any interval is known, once a second from this node's own snapshot
 on. While nothing is due, nothing is asked: the regular listing of ``live/`` brings the rest.
 """
 
 from gradientmail_core.engine.chain import Head
 
 FIRST_GAP = 0.25
+PRECISION = 1 / 16
 LEAST_GAP = 0.02
 UNKNOWN_GAP = 1.0
 SNAPSHOTS_EXPECTED = 0.7
 OVERDUE_LEAST = 5.0
 
 
-def gap(attempts: int, interval: float | None) -> float:
-    """Seconds to the next question after ``attempts`` without an answer."""
+def commit_gap(attempts: int, interval: float | None) -> float:
+    """Seconds to the next question for a commit after ``attempts`` without an answer."""
     if interval is None:
         return UNKNOWN_GAP
-    return max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    first = min(FIRST_GAP, interval * PRECISION)
+    return max(min(first * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+
+
+def snapshot_gap(attempts: int, interval: float | None, grace: float | None) -> float:
+    """Seconds to the next question for snapshots; a quarter of the grace while one runs."""
+    usual = UNKNOWN_GAP if interval is None else max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    return usual if grace is None else max(min(usual, grace / 4), LEAST_GAP)
+
+
+def probable_commit(now: float, asked_at: float, interval: float | None) -> float:
+    """When a commit found now was probably made.
+
+    Between the last question and now; if it was there at the first question, a little before, so that the next
+    one is asked earlier and a follower never drifts behind its closer.
+    """
+    earliest = asked_at if asked_at > float("-inf") else now - max((interval or 0.0) * PRECISION, LEAST_GAP) * 2
+    return max((now + earliest) / 2, now - UNKNOWN_GAP)
 
 
 def commit_expected_at(head: Head, published_at: float | None, period: float) -> float:
