@@ -1,15 +1,15 @@
 """Element-for-element floating-point formats: F32 as it is, F16 and BF16 rounded to nearest even.
 
-Error of a rounded value x: at most ``|x|·2^-11`` for F16 (``2^-25`` below its normal range, 2^-14) and
-``|x|·2^-8`` for BF16 (relative to the next power of two below, half of that on average). Values over the
-format's largest become infinite, infinities and NaNs stay what they are, so a payload that cannot be
-represented decodes as not finite and is refused, never quietly wrong.
+The error of a value x is at most ``|x|·2^-11`` for F16 (``2^-25`` below its normal range, 2^-14) and
+``|x|·2^-8`` for BF16. Values that round past the format's largest become infinite, infinities and NaNs
+stay what they are: what cannot be represented decodes as not finite and is refused, never quietly wrong.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradientmail_core.tensors.kernels import for_blocks, scratch
 from gradientmail_core.tensors.model import Flat
@@ -97,7 +97,7 @@ class BF16:
         for_blocks(out.size, lambda i, j: widen_bf16(body[i:j], out[i:j]))
 
 
-def round_to_bf16(values: Flat, out: "np.ndarray[tuple[int], np.dtype[np.uint16]]") -> None:
+def round_to_bf16(values: Flat, out: NDArray[np.uint16]) -> None:
     """Nearest-even bfloat16 of one block, as bit patterns in ``out``; NaNs keep their sign and stay NaNs.
 
     Adding 0x7fff, and one more if the kept part is odd, carries into the upper half exactly when the
@@ -117,7 +117,7 @@ def round_to_bf16(values: Flat, out: "np.ndarray[tuple[int], np.dtype[np.uint16]
         out[nan] = (bits[nan] >> 16).astype(np.uint16) | BF16_NAN
 
 
-def widen_bf16(patterns: "np.ndarray[tuple[int], np.dtype[np.uint16]]", out: Flat) -> None:
+def widen_bf16(patterns: NDArray[np.uint16], out: Flat) -> None:
     """The float32 of each bfloat16 bit pattern, of one block."""
     bits = out.view(np.uint32)
     np.copyto(bits, patterns)
