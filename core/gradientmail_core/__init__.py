@@ -1,0 +1,51 @@
+"""Low-communication training over a mailbox, for any framework (``import gradientmail_core as gm``)."""
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.merge import Median, Rda, TrimmedMean, WeightedMean
+from gradientmail_core.algorithms.outer import Adam, HeavyBall, Nesterov, Sgd
+from gradientmail_core.algorithms.partition import ByBytes
+from gradientmail_core.errors import (
+    ConfigurationError,
+    GradientMailError,
+    MailboxDenied,
+    MailboxError,
+    MailboxUnavailable,
+    RunMismatch,
+    SchemaMismatch,
+    SessionClosed,
+    SessionFailed,
+)
+from gradientmail_core.events import Event, log_event
+from gradientmail_core.mailbox import DirectoryMailbox, Mailbox, MemoryMailbox, MeteredMailbox, open_mailbox
+from gradientmail_core.session import Session, align
+
+__all__ = [
+    "Adam",
+    "ByBytes",
+    "ConfigurationError",
+    "DiLoCo",
+    "DirectoryMailbox",
+    "Event",
+    "GradientMailError",
+    "HeavyBall",
+    "Mailbox",
+    "MailboxDenied",
+    "MailboxError",
+    "MailboxUnavailable",
+    "Median",
+    "MemoryMailbox",
+    "MeteredMailbox",
+    "Nesterov",
+    "Rda",
+    "RunMismatch",
+    "SchemaMismatch",
+    "Session",
+    "SessionClosed",
+    "SessionFailed",
+    "Sgd",
+    "TrimmedMean",
+    "WeightedMean",
+    "align",
+    "log_event",
+    "open_mailbox",
+]

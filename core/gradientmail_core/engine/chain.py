@@ -14,8 +14,8 @@ class Head:
     """The newest commit of a fragment that this node knows.
 
     ``digest`` is that of its record (the manifest's for version 0), ``due`` the step of the fragment's next
-    round, ``closer`` who closes that one. ``seen`` is when it was first seen here, and ``interval`` the smoothed
-    time between commits, both in seconds of this node's clock.
+    round, ``closer`` who closes that one. ``seen`` is when it was committed as far as this node can tell, and
+    ``interval`` the time to the next commit as expected, both in seconds of this node's clock.
     """
 
     fragment: int
@@ -64,7 +64,7 @@ def succeeded(head: Head, decided: Decided, fragments: int, now: float) -> Head:
     record = decided.record
     version = record.round // fragments
     passed = (now - head.seen) / max(version - head.version, 1)
-    interval = passed if head.interval is None else head.interval + SMOOTHING * (passed - head.interval)
+    smoothed = passed if head.interval is None else head.interval + SMOOTHING * (passed - head.interval)
     return Head(
         fragment=head.fragment,
         version=version,
@@ -78,10 +78,22 @@ def succeeded(head: Head, decided: Decided, fragments: int, now: float) -> Head:
         merged_tokens=record.merged_tokens,
         record=record,
         seen=now,
-        interval=interval if head.version > 0 or version == 1 else None,
+        interval=predicted_interval(record) or (smoothed if head.version > 0 or version == 1 else None),
     )
+
+
+def predicted_interval(record: RoundRecord) -> float | None:
+    """Seconds from a commit to the next of its chain: the steps that remain to its due step, and the usual closing.
+
+    None while nobody has timed a step. A measured interval would be slow to follow a run that speeds up, and a
+    follower that asks too late slows the run down to what it expects.
+    """
+    estimates = record.estimates
+    if estimates.step <= 0:
+        return None
+    return (record.next_step - record.newest_step) * estimates.step + estimates.quorum + estimates.sync
 
 
 def first_seen(head: Head, now: float) -> Head:
     """The head of a joiner, whose intervals begin now."""
-    return replace(head, seen=now, interval=None)
+    return replace(head, seen=now)

@@ -192,10 +192,11 @@ class Fragment:
     def _takeover_at(self, now: float) -> tuple[float, str]:
         """When this node should close the round in the closer's place, and why."""
         reason = self._board.gone(self.head.closer, max(self.head.seen, self.started_at))
-        candidates = self._board.candidates(self._run, self.head.fragment)
-        if self._host.node not in candidates or self._board.leaving:
+        if self._board.leaving and self.published is None:
             return NEVER, ""
-        turn = [node for node in candidates if node != self.head.closer].index(self._host.node)
+        candidates = self._board.candidates(self._run, self.head.fragment)
+        others = [node for node in candidates if node not in (self.head.closer, self._host.node)]
+        turn = len(others) if self._host.node not in candidates else candidates.index(self._host.node)
         patience = turn * max(self.head.estimates.sync, 1.0)
         if reason is not None:
             self._quorum_known_at = self._quorum_known_at or now

@@ -1,8 +1,9 @@
 """When to ask the store for what: the run's own timings say when something is due.
 
-A commit is expected one smoothed interval after the last; asked for then, and again after growing gaps of
-at most a quarter of the cycle, the first a sixteenth. Before any interval is known, once a second from this node's own snapshot
-on. While nothing is due, nothing is asked: the regular listing of ``live/`` brings the rest.
+A commit is expected one interval after the last; asked for then, and again after growing gaps of at most a
+quarter of the cycle, the first a sixteenth. Before any interval is known, at growing gaps of at most a second
+from this node's own snapshot on. While nothing is due, nothing is asked: the regular listing of ``live/`` brings
+the rest.
 """
 
 from gradientmail_core.engine.chain import Head
@@ -11,6 +12,7 @@ FIRST_GAP = 0.25
 PRECISION = 1 / 16
 LEAST_GAP = 0.02
 UNKNOWN_GAP = 1.0
+UNKNOWN_FIRST_GAP = 0.1
 SNAPSHOTS_EXPECTED = 0.7
 OVERDUE_LEAST = 5.0
 
@@ -18,14 +20,19 @@ OVERDUE_LEAST = 5.0
 def commit_gap(attempts: int, interval: float | None) -> float:
     """Seconds to the next question for a commit after ``attempts`` without an answer."""
     if interval is None:
-        return UNKNOWN_GAP
+        return unknown_gap(attempts)
     first = min(FIRST_GAP, interval * PRECISION)
     return max(min(first * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
 
 
+def unknown_gap(attempts: int) -> float:
+    """Seconds to the next question in a chain's first round, when nothing is known of its pace."""
+    return min(UNKNOWN_FIRST_GAP * 2 ** min(attempts, 20), UNKNOWN_GAP)
+
+
 def snapshot_gap(attempts: int, interval: float | None, grace: float | None) -> float:
     """Seconds to the next question for snapshots; a quarter of the grace while one runs."""
-    usual = UNKNOWN_GAP if interval is None else max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    usual = unknown_gap(attempts) if interval is None else max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
     return usual if grace is None else max(min(usual, grace / 4), LEAST_GAP)
 
 
@@ -43,7 +50,7 @@ def commit_expected_at(head: Head, published_at: float | None, period: float) ->
     """When to ask first for the commit after ``head``."""
     if head.interval is not None:
         return head.seen + head.interval
-    return (published_at if published_at is not None else head.seen) + min(UNKNOWN_GAP, period)
+    return published_at + UNKNOWN_FIRST_GAP if published_at is not None else head.seen + period
 
 
 def snapshots_expected_at(head: Head, published_at: float | None, listed: bool, period: float) -> float:
