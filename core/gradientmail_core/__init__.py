@@ -2,8 +2,8 @@
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.merge import Median, Rda, TrimmedMean, WeightedMean
-from gradientmail_core.algorithms.outer import Adam, HeavyBall, Nesterov, Sgd
-from gradientmail_core.algorithms.partition import ByBytes
+from gradientmail_core.algorithms.outer import SGD, Adam, HeavyBall, Nesterov
+from gradientmail_core.algorithms.partition import ByBytes, Strided
 from gradientmail_core.errors import (
     ConfigurationError,
     GradientMailError,
@@ -20,6 +20,7 @@ from gradientmail_core.mailbox import DirectoryMailbox, Mailbox, MemoryMailbox, 
 from gradientmail_core.session import Session, align
 
 __all__ = [
+    "SGD",
     "Adam",
     "ByBytes",
     "ConfigurationError",
@@ -42,7 +43,7 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionFailed",
-    "Sgd",
+    "Strided",
     "TrimmedMean",
     "WeightedMean",
     "align",
