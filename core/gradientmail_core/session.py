@@ -45,6 +45,7 @@ from gradientmail_core.errors import (
 )
 from gradientmail_core.events import Callback, Event, FragmentAligned, RunWaited, emitter, log_event
 from gradientmail_core.mailbox import Mailbox, MeteredMailbox, open_mailbox
+from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
@@ -114,18 +115,21 @@ class Session:
         _check_numbers(min_nodes, lease_timeout, progress_timeout)
         self._model: Model = resolve(model)
         self._algorithm = algorithm
-        self._mailbox = MeteredMailbox(_opened(mailbox))
+        self._meter = MeteredMailbox(_opened(mailbox))
         self._min_nodes = min_nodes
         self._close_timeout = lease_timeout + 30.0 if close_timeout is None else close_timeout
         self.node = checked_node(node) if node is not None else default_node()
+        self._clock = SystemClock()
+        entropy = random.Random(secrets.randbits(64))
+        emit = self._emitter(callbacks)
         self._host = Host(
             node=self.node,
             incarnation=secrets.token_hex(8),
-            mailbox=self._mailbox,
-            clock=SystemClock(),
-            random=random.Random(secrets.randbits(64)),
+            mailbox=RetryingMailbox(self._meter, self._clock, entropy, emit),
+            clock=self._clock,
+            random=entropy,
             timeouts=Timeouts(lease_timeout, progress_timeout),
-            emit=self._emitter(callbacks),
+            emit=emit,
         )
         self._loop: Loop | None = None
         self._engine: Node | None = None
@@ -223,10 +227,10 @@ class Session:
         self._ended = True
         if self._loop is not None:
             try:
-                self._loop.run(self._mailbox.close())
+                self._loop.run(self._meter.close())
             finally:
                 self._loop.stop()
-        self._host.clock.close()  # type: ignore[attr-defined]
+        self._clock.close()
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -322,7 +326,7 @@ class Session:
 
     def metrics(self) -> dict[str, float]:
         """Figures for a progress bar or a logger, by name."""
-        usage = self._mailbox.usage
+        usage = self._meter.usage
         figures = {
             "round": float(self.rounds_seen),
             "live_nodes": float(self._engine.live_learners if self._engine is not None else 0),

@@ -62,8 +62,13 @@ def snapshots_expected_at(head: Head, published_at: float | None, listed: bool, 
 
 
 def overdue_after(head: Head, lease_seconds: float) -> float:
-    """Seconds from a known quorum of snapshots to the moment a round counts as overdue."""
+    """Seconds from a known quorum of snapshots to the moment a round counts as overdue.
+
+    Three times the usual closing and at least 5 s, but never over half the lease time-out: who sets a short one
+    wants a dead closer replaced sooner. Until a closing was timed, the whole lease time-out.
+    """
     estimates = head.estimates
     if estimates.sync <= 0:
         return lease_seconds
-    return max(3 * (estimates.quorum + estimates.grace + estimates.sync), OVERDUE_LEAST)
+    usual = 3 * (estimates.quorum + estimates.grace + estimates.sync)
+    return min(max(usual, OVERDUE_LEAST), lease_seconds / 2)

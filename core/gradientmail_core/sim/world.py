@@ -18,6 +18,7 @@ from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.run import Host
 from gradientmail_core.events import Event
 from gradientmail_core.mailbox.base import Mailbox
+from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.sim.loop import VirtualClock
 from gradientmail_core.tensors.model import Flat
@@ -96,7 +97,7 @@ class SimulatedNode:
         host = Host(
             node=self.name,
             incarnation=f"{random.Random(self.seed).getrandbits(64):016x}",
-            mailbox=self.mailbox,
+            mailbox=RetryingMailbox(self.mailbox, self.clock, random.Random(self.seed + 1), self._emit),
             clock=self.clock,
             random=random.Random(self.seed),
             timeouts=self.timeouts,
