@@ -1,0 +1,221 @@
+"""The session: exactly DiLoCo where it is set so, usable in a notebook, and clear when it refuses."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gradientmail_core as gm
+from gradientmail_core.events import SessionEnded
+from gradientmail_core.session import default_node
+
+BARRIER = gm.DiLoCo(
+    sync_every=5,
+    fragments=1,
+    in_flight=1,
+    overlap_steps=0,
+    follow=False,
+    quorum_size=2,
+    merge=gm.WeightedMean(),
+    outer=gm.Nesterov(lr=0.7, momentum=0.9, warmup=0.0),
+    delta_codec="F32",
+)
+ROUNDS = 10
+
+
+def network(seed: int = 0, width: int = 16) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Linear(width, 8))
+
+
+def batches(node: int) -> list[torch.Tensor]:
+    noise = torch.Generator().manual_seed(node)
+    return [torch.randn(4, 8, generator=noise) for _ in range(ROUNDS * BARRIER.sync_every)]
+
+
+def inner_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    (module(inputs) - inputs.flip(1)).pow(2).mean().backward()
+    optimizer.step()
+
+
+def plain_diloco(nodes: int) -> torch.nn.Module:
+    """DiLoCo (arXiv 2311.08105, algorithm 1) in one process, with torch's own outer optimizer."""
+    shared = network()
+    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    workers = [network() for _ in range(nodes)]
+    inner = [torch.optim.AdamW(worker.parameters(), 1e-2) for worker in workers]
+    data = [batches(node) for node in range(nodes)]
+    for round in range(ROUNDS):
+        for worker, optimizer, stream in zip(workers, inner, data, strict=True):
+            worker.load_state_dict(shared.state_dict())
+            for inputs in stream[round * BARRIER.sync_every : (round + 1) * BARRIER.sync_every]:
+                inner_step(worker, optimizer, inputs)
+        for index, parameter in enumerate(shared.parameters()):
+            deltas = [parameter.data - list(worker.parameters())[index].data for worker in workers]
+            parameter.grad = torch.stack(deltas).mean(0)
+        outer.step()
+    return shared
+
+
+def trained_node(name: int, mailbox: gm.Mailbox, results: dict[int, torch.nn.Module]) -> None:
+    module = network()
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+    with gm.Session(module, mailbox=mailbox, algorithm=BARRIER, node=f"n{name}", min_nodes=2) as session:
+        for inputs in batches(name):
+            inner_step(module, optimizer, inputs)
+            session.step(len(inputs))
+    results[name] = module
+
+
+def test_barrier_settings_reproduce_plain_diloco() -> None:
+    mailbox = gm.MemoryMailbox()
+    results: dict[int, torch.nn.Module] = {}
+    threads = [threading.Thread(target=trained_node, args=(name, mailbox, results)) for name in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = plain_diloco(2)
+    for module in results.values():
+        for ours, plain in zip(module.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+    first, second = (list(results[name].parameters()) for name in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_works_inside_a_running_event_loop() -> None:
+    async def cell() -> int:
+        module = network()
+        with gm.Session(module, mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=2, fragments=1)) as session:
+            for _ in range(6):
+                session.step()
+        return session.rounds_seen
+
+    assert asyncio.run(cell()) >= 1
+
+
+def test_align_loads_the_committed_model() -> None:
+    mailbox = gm.MemoryMailbox()
+    module = network()
+    with gm.Session(module, mailbox=mailbox, algorithm=gm.DiLoCo(sync_every=2, fragments=2)) as session:
+        for _ in range(4):
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter += 0.1
+            session.step()
+    other = network(seed=1)
+    gm.align(other, mailbox=mailbox)
+    assert all(torch.equal(one, two) for one, two in zip(module.parameters(), other.parameters(), strict=True))
+
+
+def test_leaving_by_exception_aborts_and_publishes_nothing_more() -> None:
+    ended: list[gm.Event] = []
+    mailbox = gm.MemoryMailbox()
+    session = gm.Session(network(), mailbox=mailbox, algorithm=gm.DiLoCo(), callbacks=[ended.append])
+    with pytest.raises(ZeroDivisionError), session:
+        session.step()
+        raise ZeroDivisionError("bad batch")
+    assert any(isinstance(event, SessionEnded) and "bad batch" in event.reason for event in ended)
+    with pytest.raises(gm.SessionClosed):
+        session.step()
+
+
+def test_batch_share_divides_the_global_batch() -> None:
+    settings = gm.DiLoCo(global_batch_size=65)
+    with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=settings) as session:
+        assert session.batch_size == 65
+
+
+def run_at(mailbox: gm.Mailbox, algorithm: gm.DiLoCo | None = None, module: torch.nn.Module | None = None) -> None:
+    session = gm.Session(module or network(), mailbox=mailbox, algorithm=algorithm or gm.DiLoCo(), callbacks=[])
+    with session:
+        session.step()
+
+
+def test_another_schema_is_refused_with_a_diff() -> None:
+    mailbox = gm.MemoryMailbox()
+    run_at(mailbox)
+    with pytest.raises(gm.SchemaMismatch) as refusal:
+        run_at(mailbox, module=network(width=17))
+    assert "0.weight" in str(refusal.value) and "[16, 8]" in str(refusal.value) and "[17, 8]" in str(refusal.value)
+
+
+def test_another_configuration_is_refused_with_the_settings() -> None:
+    mailbox = gm.MemoryMailbox()
+    run_at(mailbox)
+    with pytest.raises(gm.RunMismatch, match="sync_every: 50 here, 100 in the run"):
+        run_at(mailbox, gm.DiLoCo(sync_every=50))
+
+
+def test_a_used_prefix_is_refused() -> None:
+    mailbox = gm.MemoryMailbox()
+    asyncio.run(mailbox.put("photos/cat.jpg", b"..."))
+    with pytest.raises(gm.RunMismatch, match="in use"):
+        run_at(mailbox)
+
+
+def test_a_foreign_manifest_is_refused() -> None:
+    mailbox = gm.MemoryMailbox()
+    asyncio.run(mailbox.put("manifest.json", b'{"name": "a web app"}'))
+    with pytest.raises(gm.RunMismatch, match="no manifest"):
+        run_at(mailbox)
+
+
+def test_another_frozen_base_is_refused() -> None:
+    def half_frozen(seed: int) -> torch.nn.Module:
+        module = network(seed)
+        module[0].requires_grad_(False)  # type: ignore[index]
+        return module
+
+    mailbox = gm.MemoryMailbox()
+    run_at(mailbox, module=half_frozen(0))
+    with pytest.raises(gm.RunMismatch, match="frozen"):
+        run_at(mailbox, module=half_frozen(1))
+
+
+def test_a_mailbox_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(gm.GradientMailError, match="file"):
+        gm.Session(network(), mailbox=str(tmp_path / "file"), algorithm=gm.DiLoCo())
+
+
+def test_a_bad_url_is_refused() -> None:
+    with pytest.raises(gm.ConfigurationError):
+        gm.Session(network(), mailbox="gopher://somewhere/run", algorithm=gm.DiLoCo())
+
+
+def test_more_fragments_than_steps_are_refused() -> None:
+    with pytest.raises(gm.ConfigurationError, match="fragments=8 is more than sync_every=4"):
+        gm.DiLoCo(sync_every=4, fragments=8)
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    frozen = network().requires_grad_(False)
+    with pytest.raises(gm.GradientMailError, match="trainable"):
+        gm.Session(frozen, mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo()).join()
+
+
+def test_a_session_is_used_once() -> None:
+    session = gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(), callbacks=[])
+    with session:
+        session.step()
+    with pytest.raises(gm.SessionClosed):
+        session.join()
+
+
+def test_default_names_fit_a_key() -> None:
+    names = {default_node() for _ in range(5)}
+    assert len(names) == 5
+
+
+def test_metrics_are_plain_numbers() -> None:
+    with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=1, fragments=1)) as session:
+        for _ in range(3):
+            session.step()
+        figures = session.metrics()
+    assert all(isinstance(value, float) and np.isfinite(value) for value in figures.values())
+    assert figures["bytes_up"] > 0
