@@ -14,9 +14,9 @@ object; see :mod:`gradientmail_core.mailbox.base`.
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gradientmail_core.clock import Clock
 from gradientmail_core.errors import MailboxUnavailable
@@ -97,7 +97,7 @@ class RetryBudget:
             self._emit(StoreStalled(silence, error.cause))
 
 
-async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def within(clock: Clock, seconds: float, work: Awaitable[T]) -> T:
     """The result of ``work``, or :class:`DeadlineMissed` after ``seconds`` on ``clock``; it is cancelled then."""
     request = asyncio.ensure_future(work)
     timer = asyncio.ensure_future(clock.sleep(seconds))
@@ -112,7 +112,7 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
         request.add_done_callback(_heard)
 
 
-def _heard(request: "asyncio.Future[Any]") -> None:
+def _heard(request: "asyncio.Future[T]") -> None:
     """Take note of an abandoned request's error, so that nothing is logged about it."""
     if not request.cancelled():
         request.exception()
@@ -168,12 +168,12 @@ class RetryingMailbox:
         """Close the inner mailbox."""
         await self._inner.close()
 
-    async def _repeated(self, size: int, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _repeated(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
         """The answer to ``request``, which moves at most ``size`` bytes, however long it takes."""
         deadline = self._policy.deadline + size / self._policy.slowest
         return await self._answered(lambda missed: within(self._clock, deadline * 2.0**missed, request()))
 
-    async def _answered(self, attempt: Callable[[int], Coroutine[Any, Any, T]]) -> T:
+    async def _answered(self, attempt: Callable[[int], Awaitable[T]]) -> T:
         """Repeat ``attempt``, which is told how many deadlines were missed, until it is settled."""
         missed = 0
         for failures in itertools.count():

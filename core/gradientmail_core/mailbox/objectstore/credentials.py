@@ -51,23 +51,28 @@ class CredentialSource:
         async with self._lock:
             if self._newest is None or not self._newest.holds(RENEW_BEFORE):
                 await self._ask()
-            assert self._newest is not None
-            return self._newest
+            return self.newest
+
+    @property
+    def newest(self) -> Credentials:
+        """The last answer, which :meth:`current` has waited for."""
+        if self._newest is None:
+            raise MailboxUnavailable("The credential provider has not answered yet.")
+        return self._newest
 
     async def renew(self, refused: int) -> None:
         """Ask again, unless the answer numbered ``refused`` has been replaced in the meantime."""
         async with self._lock:
             if self.generation == refused:
-                self._newest = None
-                await self._ask()
+                await self._ask(still_good=False)
 
-    async def _ask(self) -> None:
+    async def _ask(self, still_good: bool = True) -> None:
         try:
             answer = await _called(self._provider)
         except Exception as error:
-            if isinstance(error, MailboxDenied) and self._newest is None and self.generation == 0:
+            if isinstance(error, MailboxDenied) and self._newest is None:
                 raise
-            if self._newest is not None and self._newest.holds():
+            if still_good and self._newest is not None and self._newest.holds():
                 return
             cause = f"The credential provider failed ({type(error).__name__})."
         else:

@@ -7,17 +7,19 @@ may both succeed. A store reached that way serves a run with one named syncer, o
 import asyncio
 import importlib.util
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from gradientmail_core.errors import ConfigurationError, MailboxUnsupported, PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, Entry
 from gradientmail_core.mailbox.objectstore.answers import Answer
 
+Untyped: TypeAlias = Any  # fsspec has no types
+
 EXCLUSIVE = frozenset({"gs", "gcs", "az", "abfs", "abfss"})
 WHOLE = 1 << 40  # larger than any body: one request per write
 
 
-def open_file_system(scheme: str, **settings: object) -> Any:
+def open_file_system(scheme: str, **settings: object) -> Untyped:
     """fsspec's file system for ``scheme``; :class:`ConfigurationError` if it, or its library, is not there."""
     if importlib.util.find_spec("fsspec") is None:
         raise ConfigurationError(f"{scheme}:// URLs need fsspec.", "Install it, or use another store.")
@@ -40,7 +42,7 @@ def open_file_system(scheme: str, **settings: object) -> Any:
 class FsspecTransport:
     """One file system below ``bucket``. Those without async methods run on threads."""
 
-    def __init__(self, files: Any, scheme: str, bucket: str) -> None:
+    def __init__(self, files: Untyped, scheme: str, bucket: str) -> None:
         self._files = files
         self._exclusive = scheme in EXCLUSIVE
         self._bucket = bucket
@@ -98,7 +100,7 @@ class FsspecTransport:
     def _at(self, path: str) -> str:
         return f"{self._bucket}/{path}".rstrip("/")
 
-    async def _call(self, name: str, *arguments: object, **options: object) -> Any:
+    async def _call(self, name: str, *arguments: object, **options: object) -> Untyped:
         if self._files.async_impl:
             return await getattr(self._files, f"_{name}")(*arguments, **options)
         return await asyncio.to_thread(getattr(self._files, name), *arguments, **options)

@@ -6,6 +6,7 @@ quote credentials.
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -83,18 +84,18 @@ class ObjectMailbox:
     async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
         """See :meth:`Mailbox.get`."""
         path = self._root + checked_key(key)
-        body = await self._asked(f"GET {key}", Meaning.MISSING, lambda: self._transport.get(path, limit))
+        body = await self._asked_for(f"GET {key}", Meaning.MISSING, lambda: self._transport.get(path, limit))
         return None if isinstance(body, Meaning) else body
 
     async def put(self, key: str, body: Body) -> None:
         """See :meth:`Mailbox.put`."""
         path = self._root + checked_key(key)
-        await self._asked(f"PUT {key}", None, lambda: self._transport.put(path, body))
+        await self._asked(f"PUT {key}", lambda: self._transport.put(path, body))
 
     async def create(self, key: str, body: Body) -> CreateOutcome:
         """See :meth:`Mailbox.create`."""
         path = self._root + checked_key(key)
-        answer = await self._asked(f"PUT {key}", Meaning.TAKEN, lambda: self._transport.create(path, body))
+        answer = await self._asked_for(f"PUT {key}", Meaning.TAKEN, lambda: self._transport.create(path, body))
         return CreateOutcome.CREATED if answer is None else CreateOutcome.TAKEN
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Entry]:
@@ -109,12 +110,11 @@ class ObjectMailbox:
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
         path = self._root + checked_key(key)
-        await self._asked(f"DELETE {key}", Meaning.MISSING, lambda: self._transport.delete(path))
+        await self._asked_for(f"DELETE {key}", Meaning.MISSING, lambda: self._transport.delete(path))
 
     async def remove_abandoned(self, older_than: float = 86_400.0) -> int:
         """Abort uploads that crashed writers left unfinished, ``older_than`` seconds ago or more; return how many."""
-        work = self._asked("LIST uploads", None, lambda: self._transport.remove_abandoned(self._root, older_than))
-        return await work or 0
+        return await self._asked("LIST uploads", lambda: self._transport.remove_abandoned(self._root, older_than))
 
     async def close(self) -> None:
         """Release connections. Safe to call twice."""
@@ -126,7 +126,7 @@ class ObjectMailbox:
         """Every page; from the first again, once, if the credentials expire on the way."""
         pages, generation = self._transport.list(prefix, after), await self._generation()
         while True:
-            page = await self._answered(lambda pages=pages: anext(pages, None))
+            page = await self._answered(functools.partial(_next, pages))
             if page is None:
                 return
             if not isinstance(page, Answer):
@@ -137,18 +137,30 @@ class ObjectMailbox:
             else:
                 raise explained(page, f"LIST {prefix} at {self._url}")
 
-    async def _asked(self, request: str, expected: Meaning | None, work: Callable[[], Awaitable[T]]) -> T | Meaning:
+    async def _asked(self, request: str, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of ``work``."""
+        result = await self._renewing(work)
+        if isinstance(result, Answer):
+            raise explained(result, f"{request} at {self._url}")
+        return result
+
+    async def _asked_for(self, request: str, expected: Meaning, work: Callable[[], Awaitable[T]]) -> T | Meaning:
         """The result of ``work``, or ``expected`` if that is what the store's refusal means."""
+        result = await self._renewing(work)
+        if not isinstance(result, Answer):
+            return result
+        if meaning(result) is expected:
+            return expected
+        raise explained(result, f"{request} at {self._url}")
+
+    async def _renewing(self, work: Callable[[], Awaitable[T]]) -> T | Answer:
+        """``work``, once more with new credentials if the store says that they have expired."""
         generation = await self._generation()
         result = await self._answered(work)
         if generation is not None and isinstance(result, Answer) and meaning(result) is Meaning.EXPIRED:
             await self._renew(generation)
             result = await self._answered(work)
-        if not isinstance(result, Answer):
-            return result
-        if expected is not None and meaning(result) is expected:
-            return expected
-        raise explained(result, f"{request} at {self._url}")
+        return result
 
     async def _generation(self) -> int | None:
         """The number of the credentials a request is about to use, None if the backend has its own."""
@@ -175,3 +187,7 @@ class ObjectMailbox:
                 if answer is None:
                     raise
                 return answer
+
+
+async def _next(pages: AsyncIterator[Sequence[Entry]]) -> Sequence[Entry] | None:
+    return await anext(pages, None)

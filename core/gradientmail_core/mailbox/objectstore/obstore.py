@@ -7,7 +7,7 @@ a 409 that settles nothing arrives as the same class as a 412.
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError
@@ -19,6 +19,9 @@ from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.location import S3Location
 
+if TYPE_CHECKING:
+    from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider
+
 PART = 8 << 20
 PARTS_AT_ONCE = 8
 LIST_PAGE = 1000
@@ -26,34 +29,40 @@ LIST_PAGE = 1000
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _NO_ROLE = "169.254.169.254"
-_SETTINGS = {
-    "client_options": {"connect_timeout": "5s", "timeout": "1h", "allow_http": True},
-    "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
-}
+_CLIENT: "ClientConfig" = {"connect_timeout": "5s", "timeout": "1h", "allow_http": True}
+_RETRY: "RetryConfig" = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 
 
 def s3_store(location: S3Location, credentials: CredentialSource | None) -> ObjectStore:
     """The bucket, with credentials looked up for every request."""
-    optional = {"endpoint": location.endpoint_url, "region": location.region}
+    config: S3Config = {
+        "virtual_hosted_style_request": not location.path_style,
+        "unsigned_payload": True,
+        "disable_bulk_delete": True,
+    }
+    if location.endpoint_url is not None:
+        config["endpoint"] = location.endpoint_url
+    if location.region is not None:
+        config["region"] = location.region
+    provider = _provider(credentials) if credentials else None
     return S3Store(
-        location.bucket,
-        **{name: value for name, value in optional.items() if value},
-        **({"credential_provider": _provider(credentials)} if credentials else {}),
-        virtual_hosted_style_request=not location.path_style,
-        unsigned_payload=True,
-        disable_bulk_delete=True,
-        **_SETTINGS,
+        location.bucket, config=config, client_options=_CLIENT, retry_config=_RETRY, credential_provider=provider
     )
 
 
 def google_store(bucket: str) -> ObjectStore:
     """A bucket, with the credentials that Google's own libraries would find."""
-    return GCSStore(bucket, **_SETTINGS)
+    return GCSStore(bucket, client_options=_CLIENT, retry_config=_RETRY)
 
 
-def azure_store(container: str, account: str | None) -> ObjectStore:
+def azure_store(container: str, account: str | None, endpoint_url: str | None = None) -> ObjectStore:
     """A container, with the credentials of the AZURE_* variables or a managed identity."""
-    return AzureStore(container, **({"account_name": account} if account else {}), **_SETTINGS)
+    config: AzureConfig = {}
+    if account is not None:
+        config["account_name"] = account
+    if endpoint_url is not None:
+        config["endpoint"] = endpoint_url
+    return AzureStore(container, config=config, client_options=_CLIENT, retry_config=_RETRY)
 
 
 class ObstoreTransport:
@@ -116,9 +125,11 @@ class ObstoreTransport:
                 return None
 
 
-def _provider(credentials: CredentialSource) -> Any:
-    async def provide() -> dict[str, object]:
-        found = await credentials.current()
+def _provider(credentials: CredentialSource) -> "S3CredentialProvider":
+    """What the mailbox has looked up before the request; asked on obstore's threads, where no loop runs."""
+
+    def provide() -> "S3Credential":
+        found = credentials.newest
         return {
             "access_key_id": found.access_key,
             "secret_access_key": found.secret_key,

@@ -8,10 +8,10 @@ several stores ignore. Large puts go in parallel parts and large gets in paralle
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import aiohttp
 import s3fs
@@ -19,6 +19,7 @@ from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+from botocore.handlers import add_expect_header
 
 from gradientmail_core.errors import PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, Entry
@@ -26,9 +27,27 @@ from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.location import S3Location
 
+T = TypeVar("T")
+Response: TypeAlias = Awaitable[dict[str, Any]]
+
 PART = 16 << 20
 PARTS_AT_ONCE = 4
 CONNECT_SECONDS, READ_SECONDS = 5, 30
+
+
+class Client(Protocol):
+    """What is used of the client that s3fs keeps; arguments and answers are those of the S3 API."""
+
+    def get_object(self, **query: object) -> Response: ...
+    def put_object(self, **query: object) -> Response: ...
+    def delete_object(self, **query: object) -> Response: ...
+    def list_objects_v2(self, **query: object) -> Response: ...
+    def create_multipart_upload(self, **query: object) -> Response: ...
+    def upload_part(self, **query: object) -> Response: ...
+    def complete_multipart_upload(self, **query: object) -> Response: ...
+    def abort_multipart_upload(self, **query: object) -> Response: ...
+    def list_multipart_uploads(self, **query: object) -> Response: ...
+    def close(self) -> Awaitable[None]: ...
 
 
 class S3fsTransport:
@@ -38,6 +57,9 @@ class S3fsTransport:
         self._bucket = location.bucket
         session = AioSession()
         session._credentials = _Renewed(credentials)
+        # A body announced by "Expect: 100-continue" costs a round trip, and SeaweedFS stores an empty object
+        # when the client goes away before it sends the body.
+        session.unregister("before-call.s3", add_expect_header)
         self._files = s3fs.S3FileSystem(
             asynchronous=True,
             skip_instance_cache=True,
@@ -105,17 +127,18 @@ class S3fsTransport:
             case _:
                 return None
 
-    async def _client(self) -> Any:
-        return await self._files.set_session()
+    async def _client(self) -> Client:
+        client: Client = await self._files.set_session()
+        return client
 
-    async def _whole(self, client: Any, path: str, limit: int | None, span: str | None = None) -> bytes:
+    async def _whole(self, client: Client, path: str, limit: int | None, span: str | None = None) -> bytes:
         response = await client.get_object(Bucket=self._bucket, Key=path, **({"Range": span} if span else {}))
         async with response["Body"] as stream:
             _check_size(path, response["ContentLength"], limit)
             body: bytes = await stream.read()
             return body
 
-    async def _in_ranges(self, client: Any, path: str, limit: int) -> bytes:
+    async def _in_ranges(self, client: Client, path: str, limit: int) -> bytes:
         """The first range tells the size; the others follow at once, a few at a time."""
         try:
             response = await client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes=0-{PART - 1}")
@@ -135,7 +158,7 @@ class S3fsTransport:
 
         return b"".join([first, *await _all(part(start) for start in range(len(first), size, PART))])
 
-    async def _put_in_parts(self, client: Any, path: str, view: memoryview) -> None:
+    async def _put_in_parts(self, client: Client, path: str, view: memoryview) -> None:
         upload = await client.create_multipart_upload(Bucket=self._bucket, Key=path)
         where = {"Bucket": self._bucket, "Key": path, "UploadId": upload["UploadId"]}
         turns = asyncio.Semaphore(PARTS_AT_ONCE)
@@ -192,7 +215,7 @@ def _check_size(path: str, size: int, limit: int | None) -> None:
         raise PayloadTooLarge(f"{path} has {size} bytes, more than the {limit} expected of it.")
 
 
-async def _all(work: "Iterator[Any]") -> Any:
+async def _all(work: Iterable[Coroutine[object, None, T]]) -> list[T]:
     """Every result in order; the first failure cancels the rest and is raised once they have ended."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
@@ -204,7 +227,7 @@ async def _all(work: "Iterator[Any]") -> Any:
         raise
 
 
-async def _aborted(client: Any, where: dict[str, str]) -> None:
+async def _aborted(client: Client, where: dict[str, str]) -> None:
     try:
         await client.abort_multipart_upload(**where)
     except (BotoCoreError, ClientError, aiohttp.ClientError, OSError):
