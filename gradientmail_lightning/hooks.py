@@ -6,6 +6,7 @@ because those run after all callbacks, and because Lightning's tuners put the ca
 for a learning rate then runs without joining, stepping or leaving the run.
 """
 
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,7 +49,12 @@ class SessionHooks:
         self._strategy.leave_run()
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
-        """Give the lease back at once; nothing half-trained is published."""
+        """Give the lease back at once; nothing half-trained is published.
+
+        Lightning ends a process that was told to stop with exit code 0, as if it had finished; here it is 143.
+        """
+        if isinstance(exception, SystemExit) and exception.code is None and trainer.received_sigterm:
+            exception.code = 128 + signal.SIGTERM
         self._strategy.abort_run(f"{type(exception).__name__}: {exception}".removesuffix(": "))
 
     def state_dict(self) -> dict[str, object]:

@@ -28,6 +28,7 @@ from gradientmail_core.session import Session, default_node
 from gradientmail_core.tensors.model import Model
 from gradientmail_lightning.data import in_own_order, node_seed, samples_in
 from gradientmail_lightning.hooks import SessionHooks
+from gradientmail_lightning.interrupts import interruptible_waits
 from gradientmail_lightning.settings import PREFIX, algorithm_from, mailbox_from
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class GradientMailMixin(_Stock):
         self._own_order = own_order
         self._session: Session | None = None
         self._processes: Processes | None = None
+        self._trainer: Trainer | None = None
         self._adapter: TorchModel | None = None
         self._progress: dict[str, object] = {}
         self._watched: list[RemovableHandle] = []
@@ -164,6 +166,7 @@ class GradientMailMixin(_Stock):
         self._stepped, self._pending, self._seen, self._steps = False, 0, False, 0
         if self._processes.leads:
             self._session = self._open_session(self._processes.model)
+        self._trainer = trainer
         self._processes.run(self._join)
 
     def see_batch(self, batch: object, *, first: bool) -> None:
@@ -197,7 +200,7 @@ class GradientMailMixin(_Stock):
     def leave_run(self) -> None:
         """Wait for what is in flight, take the newest commit, and leave."""
         if self._processes is not None:
-            self._processes.run(self._close)
+            self._processes.run(self._leave)
             self._processes.close()
         self._forget()
 
@@ -222,6 +225,7 @@ class GradientMailMixin(_Stock):
         self.progress()
         self._session = None
         self._processes = None
+        self._trainer = None
         self._adapter = None
 
     # -- parts ---------------------------------------------------------------------------------------------
@@ -243,16 +247,22 @@ class GradientMailMixin(_Stock):
 
     def _join(self) -> int:
         assert self._session is not None
-        self._session.join()
+        with interruptible_waits():
+            self._session.join()
         return 0
 
     def _step(self, samples: int) -> int:
-        assert self._session is not None
-        return int(self._session.step(samples))
+        """Nothing more is counted once the process was told to end: a step might wait for a round."""
+        assert self._session is not None and self._trainer is not None
+        if self._trainer.received_sigterm:
+            return 0
+        with interruptible_waits():
+            return int(self._session.step(samples))
 
-    def _close(self) -> int:
+    def _leave(self) -> int:
         assert self._session is not None
-        self._session.close()
+        with interruptible_waits():
+            self._session.close()
         return 0
 
     def _check_trainable(self) -> None:

@@ -356,17 +356,18 @@ def test_control_c_aborts_and_is_no_success(pl):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
-def test_a_sigterm_leaves_at_the_end_of_the_batch(pl):
+def test_a_sigterm_leaves_at_the_end_of_the_batch_and_is_no_success(pl):
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
             signal.raise_signal(signal.SIGTERM)
         return self.loss(batch[0])
 
     strategy = pl.Strategy()
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         pl.fit(pl.Module(training_step=training_step), strategy)
     assert strategy.recorded.names == ["join", "step", "abort"]
-    assert strategy.recorded.samples == [4] * 3
+    assert strategy.recorded.samples == [4] * 2
+    assert ended.value.code == 143
 
 
 def test_a_failed_session_ends_the_training(pl):

@@ -185,7 +185,7 @@ def test_an_optimizer_without_hooks_is_believed(lightning):
         """Looks like an optimizer to Lightning and derives from nothing."""
 
         def step(self, closure):
-            closure()
+            return None
 
     strategy = lightning.Strategy()
     strategy._lightning_module = lightning.Module()
