@@ -15,6 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 COUNT_MAX = 2**53
+DEEPEST = 32
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 HEX = re.compile(r"[0-9a-f]{1,64}\Z")
 
@@ -131,7 +132,16 @@ def parse_object(body: bytes | str, longest: int) -> Fields:
         raw = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise FieldRefused(f"no JSON: {type(error).__name__}") from None
+    _check_depth(raw, DEEPEST)
     return Fields(raw)
+
+
+def _check_depth(value: object, left: int) -> None:
+    if isinstance(value, dict | list):
+        if left == 0:
+            raise FieldRefused(f"nested deeper than {DEEPEST}")
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, left - 1)
 
 
 def guarded(parse: Callable[[], T]) -> T | Rejected:
