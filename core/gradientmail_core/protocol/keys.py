@@ -31,10 +31,10 @@ LeaseState: TypeAlias = Literal["j", "t", "w", "e", "s", "d", "x"]
 
 _NODE = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"
 _NODE_ID = re.compile(_NODE + r"\Z")
-_LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwesdx])(\d{{1,15}})-([0-9a-f]{{16}})\Z")
-_HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z")
-_CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z")
-_DELTA = re.compile(rf"live/deltas/(\d{{10}})/({_NODE})\Z")
+_LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwesdx])(0|[1-9]\d{{0,14}})-([0-9a-f]{{16}})\Z", re.ASCII)
+_HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z", re.ASCII)
+_CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z", re.ASCII)
+_DELTA = re.compile(rf"live/deltas/(\d{{10}})/({_NODE})\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
