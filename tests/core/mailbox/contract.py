@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 
 from gradientmail_core.errors import ConfigurationError, MailboxDenied, PayloadTooLarge
-from gradientmail_core.mailbox import CreateOutcome, Mailbox, probe_store
+from gradientmail_core.mailbox import Body, CreateOutcome, Mailbox, probe_store
 
 Open = Callable[[], Mailbox]
 Scenario = Callable[[Open], Coroutine[None, None, None]]

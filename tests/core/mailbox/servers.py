@@ -23,6 +23,7 @@ from gradientmail_core.mailbox.objectstore.location import Backend
 ACCESS_KEY, SECRET_KEY = "AKIDCONTRACTTEST", "secret-of-the-contract-test"
 BUCKET = "mailbox"
 START_SECONDS = 60.0
+MEMORY = "/dev/shm"
 PORTS = (
     "master.port",
     "master.port.grpc",
@@ -91,8 +92,8 @@ def client(endpoint_url: str) -> Any:
 
 @contextlib.contextmanager
 def seaweedfs() -> Iterator[S3Server]:
-    """SeaweedFS with all its parts in one process and its data in a temporary directory."""
-    directory = tempfile.mkdtemp(prefix="seaweedfs-")
+    """SeaweedFS with all its parts in one process and its data in memory, where there is a file system for that."""
+    directory = tempfile.mkdtemp(prefix="seaweedfs-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
     ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
     weed = Path(sys.executable).with_name("weed")
     command = [str(weed), "server", f"-dir={directory}", *FLAGS, *(f"-{name}={port}" for name, port in ports.items())]

@@ -53,6 +53,7 @@ _REMEDIES = {
     "NoSuchBucket": "Create the bucket, or check its name, region and endpoint.",
     "PermanentRedirect": "Name the bucket's region.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
+    "StrangeKey": "Remove the objects below the prefix whose names have empty or dotted segments.",
     "SignatureDoesNotMatch": "Check the secret key, the region and the endpoint.",
 }
 _DEFAULT_REMEDY = "Check bucket, credentials, permissions and endpoint."

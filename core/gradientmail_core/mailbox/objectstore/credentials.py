@@ -97,6 +97,16 @@ def chain_provider() -> CredentialProvider | None:
     return _from_chain if importlib.util.find_spec("botocore") else None
 
 
+def configured_region() -> str | None:
+    """The region of the AWS profile in use, if botocore is there to read it."""
+    if not importlib.util.find_spec("botocore"):
+        return None
+    from botocore.session import Session
+
+    region = Session().get_config_variable("region")
+    return str(region) if region else None
+
+
 def _from_environment() -> Credentials:
     token = os.environ.get("AWS_SESSION_TOKEN") or None
     return Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"], token)

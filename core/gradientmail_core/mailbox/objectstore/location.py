@@ -5,6 +5,7 @@ host name or the path, and whether they accept the checksums that newer clients 
 checks these; several others answer them with errors, so they get only what the protocol requires.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
@@ -60,7 +61,12 @@ def s3_location(
     max_concurrency: int = MAX_CONCURRENCY,
     backend: Backend = "auto",
 ) -> S3Location:
-    """A checked location with the defaults of its kind; raises :class:`ConfigurationError`."""
+    """A checked location with the defaults of its kind; raises :class:`ConfigurationError`.
+
+    AWS's variables for endpoint and region stand in for what is not given.
+    """
+    endpoint_url = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     _check_bucket(bucket)
     prefix = prefix.strip("/")
     _check(
@@ -69,9 +75,9 @@ def s3_location(
     _check(max_concurrency > 0, f"max_concurrency is {max_concurrency}.", "Allow one request at least.")
     _check_choice("request_checksums", request_checksums or "when_required", get_args(RequestChecksums))
     _check_choice("backend", backend, get_args(Backend))
-    if endpoint_url is not None:
+    if endpoint_url:
         _check_endpoint(endpoint_url)
-    elsewhere = endpoint_url is not None
+    elsewhere = bool(endpoint_url)
     return S3Location(
         bucket=bucket,
         prefix=prefix,

@@ -1,13 +1,15 @@
 """S3, Google Cloud Storage and Azure through obstore, whose requests run on threads of its own.
 
 Its errors are classes for the common cases and words for the rest; the status in the words decides, since
-a 409 that settles nothing arrives as the same class as a 412.
+a 409 that settles nothing arrives as the same class as a 412. Its listings fail on names that no key of
+ours has; on S3 they are asked for in :mod:`gradientmail_core.mailbox.objectstore.listing` instead.
 """
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import obstore
 from obstore.exceptions import BaseError
@@ -17,10 +19,14 @@ from gradientmail_core.errors import MailboxUnsupported, PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, Entry
 from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
+from gradientmail_core.mailbox.objectstore.listing import ListingPage, ListingRefused, listing_page
 from gradientmail_core.mailbox.objectstore.location import S3Location
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider
+
+AskForPage: TypeAlias = Callable[[str, str, str], ListingPage]
+"""Prefix, path to begin after, token of the page; blocks."""
 
 PART = 8 << 20
 PARTS_AT_ONCE = 8
@@ -31,6 +37,17 @@ _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _NO_ROLE = "169.254.169.254"
 _CLIENT: "ClientConfig" = {"connect_timeout": "5s", "timeout": "1h", "allow_http": True}
 _RETRY: "RetryConfig" = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
+
+
+def s3_transport(location: S3Location, credentials: CredentialSource | None) -> "ObstoreTransport":
+    """The bucket at ``location``."""
+    ask: AskForPage | None = None
+    if credentials is not None:
+
+        def ask(prefix: str, after: str, token: str) -> ListingPage:
+            return listing_page(location, credentials.newest, prefix, after, token)
+
+    return ObstoreTransport(s3_store(location, credentials), ask)
 
 
 def s3_store(location: S3Location, credentials: CredentialSource | None) -> ObjectStore:
@@ -66,10 +83,11 @@ def azure_store(container: str, account: str | None, endpoint_url: str | None = 
 
 
 class ObstoreTransport:
-    """One bucket or container."""
+    """One bucket or container. ``ask`` makes listings, where obstore's own are not good enough."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, ask: "AskForPage | None" = None) -> None:
         self._store = store
+        self._ask = ask
         self._reached = False
 
     async def get(self, path: str, limit: int | None) -> bytes:
@@ -89,10 +107,16 @@ class ObstoreTransport:
         self._reached = True
 
     async def list(self, prefix: str, after: str) -> AsyncIterator[Sequence[Entry]]:
+        token = ""
+        while self._ask is not None:
+            page = await asyncio.to_thread(self._ask, prefix, after, token)
+            yield page.entries
+            if not (token := page.token):
+                return
         directory = prefix.rpartition("/")[0] or None
-        async for page in obstore.list(self._store, directory, offset=after or None, chunk_size=LIST_PAGE):
+        async for objects in obstore.list(self._store, directory, offset=after or None, chunk_size=LIST_PAGE):
             self._reached = True
-            yield [Entry(found["path"], found["size"]) for found in page]
+            yield [Entry(found["path"], found["size"]) for found in objects]
 
     async def delete(self, path: str) -> None:
         await obstore.delete_async(self._store, path)
@@ -111,12 +135,16 @@ class ObstoreTransport:
         words = str(error)
         status, code = _STATUS.search(words), _CODE.search(words)
         match error:
+            case ListingRefused():
+                return error.answer
             case _ if status:
                 return Answer(int(status[1]), code[1] if code else "")
             case FileNotFoundError():
                 return Answer(404)
             case BaseError() if "redirect" in words:
                 return Answer(301, "PermanentRedirect")
+            case BaseError() if "path segment" in words or "illegal character" in words:
+                return Answer(400, "StrangeKey")
             case BaseError() if _NO_ROLE in words and not self._reached:
                 return Answer(401, "NoCredentials")
             case BaseError() | OSError() | TimeoutError():

@@ -1,9 +1,15 @@
 """Object stores by name: which library serves which URL, and what to install where none does."""
 
 import importlib.util
+from dataclasses import replace
 
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.mailbox.objectstore.credentials import CredentialProvider, CredentialSource, chain_provider
+from gradientmail_core.mailbox.objectstore.credentials import (
+    CredentialProvider,
+    CredentialSource,
+    chain_provider,
+    configured_region,
+)
 from gradientmail_core.mailbox.objectstore.location import (
     MAX_CONCURRENCY,
     PRESETS,
@@ -64,6 +70,8 @@ class S3Mailbox(ObjectMailbox):
 
     def _open(self, location: S3Location, provider: CredentialProvider | None) -> None:
         provider = provider or chain_provider()
+        if location.region is None:
+            location = replace(location, region=configured_region())
         credentials = CredentialSource(provider) if provider else None
         super().__init__(
             _s3_transport(location, credentials),
@@ -88,12 +96,11 @@ def open_object_store(url: str) -> ObjectMailbox:
 
 
 def _s3_transport(location: S3Location, credentials: CredentialSource | None) -> Transport:
-    # Amazon's checksums are left to s3fs: obstore knows none of the cheap ones.
     backend = location.backend if location.backend != "auto" else "obstore" if _installed("obstore") else "s3fs"
     if backend == "obstore" and _installed("obstore"):
-        from gradientmail_core.mailbox.objectstore.obstore import ObstoreTransport, s3_store
+        from gradientmail_core.mailbox.objectstore.obstore import s3_transport
 
-        return ObstoreTransport(s3_store(location, credentials))
+        return s3_transport(location, credentials)
     if backend == "s3fs" and _installed("s3fs"):
         from gradientmail_core.mailbox.objectstore.s3fs import S3fsTransport
 
