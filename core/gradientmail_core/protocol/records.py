@@ -23,7 +23,7 @@ from gradientmail_core.protocol.fields import (
     guarded,
     parse_object,
 )
-from gradientmail_core.protocol.keys import ROUND_MAX
+from gradientmail_core.protocol.keys import ROUND_MAX, is_blob_key
 
 FORMAT = 1
 MANIFEST_LONGEST = 64 * 2**20
@@ -214,8 +214,8 @@ def _section(fields: Fields) -> Section:
     if name not in get_args(SectionName):
         raise FieldRefused(f"no section is called {name[:20]!r}")
     key = fields.text("key")
-    if not key.startswith("blobs/") or ".." in key:
-        raise FieldRefused("a section's key leaves blobs/")
+    if not is_blob_key(key):
+        raise FieldRefused("a section's key is no payload's")
     return Section(name, key, fields.text("sha256", SHA256), fields.text("codec", longest=64))  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ from gradientmail_core.protocol.keys import (
     blob_prefix,
     checked_node,
     creation_key,
+    is_blob_key,
     parse_live,
     tape_key,
 )
@@ -37,7 +38,9 @@ LIVE: st.SearchStrategy[LiveKey] = (
     | st.builds(ClaimKey, ROUNDS, st.integers(0, 999))
     | st.builds(DeltaKey, ROUNDS, NODES)
 )
-PLAUSIBLE = st.from_regex(r"live/(leases|heads|claims|deltas)/[a-z0-9٠-٣_.]{1,12}/[0-9٠-٣]{1,11}(-[tx]\d{0,3}-[0-9a-f]{16})?")
+PLAUSIBLE = st.from_regex(
+    r"live/(leases|heads|claims|deltas)/[a-z0-9٠-٣_.]{1,12}/[0-9٠-٣]{1,11}(-[tx]\d{0,3}-[0-9a-f]{16})?"
+)
 
 
 @given(LIVE)
@@ -95,6 +98,25 @@ def test_every_key_is_one_that_mailboxes_take(round: int, node: str, number: int
     keys = (MANIFEST, creation_key(number), tape_key(round, number), blob_key(round, node, "0" * 64))
     assert all(map(is_key, keys))
     assert blob_key(round, node, "0" * 64).startswith(blob_prefix(round))
+    assert is_blob_key(blob_key(round, node, "0" * 64))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "manifest.json",
+        "blobs/0000000001",
+        "blobs/0000000001/a.safetensors",
+        "blobs/1/a-" + "0" * 64 + ".safetensors",
+        "blobs/0000000001/../a-" + "0" * 64 + ".safetensors",
+        "blobs/0000000001/A-" + "0" * 64 + ".safetensors",
+        "blobs/0000000001/a-" + "0" * 64 + ".safetensors\n",
+        "live/deltas/0000000001/a",
+    ],
+)
+def test_other_keys_are_no_payloads(key: str) -> None:
+    assert not is_blob_key(key)
 
 
 @given(NODES)
