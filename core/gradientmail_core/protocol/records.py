@@ -29,6 +29,7 @@ FORMAT = 1
 MANIFEST_LONGEST = 64 * 2**20
 RECORD_LONGEST = 2**20
 PARTICIPANTS_MOST = 4096
+SECONDS_MOST = 1e6
 
 SectionName: TypeAlias = Literal["theta", "outer"]
 StoreClass: TypeAlias = Literal["atomic", "racy", "none"]
@@ -250,8 +251,13 @@ def _refusal(fields: Fields) -> Refusal:
 
 
 def _estimates(fields: Fields) -> Estimates:
-    names = ("step", "quorum", "sync", "grace", "norm")
-    return Estimates(**{name: max(fields.number(name), 0.0) for name in names})
+    seconds = {name: _seconds(fields, name) for name in ("step", "quorum", "sync", "grace")}
+    return Estimates(**seconds, norm=max(fields.number("norm"), 0.0))
+
+
+def _seconds(fields: Fields, name: str) -> float:
+    """A duration, bounded so that no sum or product of a few of them is infinite."""
+    return min(max(fields.number(name), 0.0), SECONDS_MOST)
 
 
 def _tensor(item: object) -> tuple[str, tuple[int, ...], str]:
@@ -357,7 +363,7 @@ def parse_snapshot(text: str, run: str) -> SnapshotRecord | Rejected:
             steps=fields.count("steps", 2**31),
             tokens=fields.count("tokens"),
             local_step=fields.count("local_step"),
-            step_seconds=max(fields.number("step_seconds"), 0.0),
+            step_seconds=_seconds(fields, "step_seconds"),
             early=fields.flag("early"),
         )
 
