@@ -29,6 +29,7 @@ FORMAT = 1
 MANIFEST_LONGEST = 64 * 2**20
 RECORD_LONGEST = 2**20
 PARTICIPANTS_MOST = 4096
+DIMENSIONS_MOST = 64
 SECONDS_MOST = 1e6
 
 SectionName: TypeAlias = Literal["theta", "outer"]
@@ -263,10 +264,16 @@ def _seconds(fields: Fields, name: str) -> float:
 def _tensor(item: object) -> tuple[str, tuple[int, ...], str]:
     match item:
         case [str() as name, [*shape], ("matrix" | "embedding" | "head" | "vector") as role] if len(name) <= 512:
-            sizes = tuple(size for size in shape if isinstance(size, int) and 0 <= size <= COUNT_MAX)
-            if len(sizes) == len(shape):
+            sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= COUNT_MAX)
+            if len(sizes) == len(shape) <= DIMENSIONS_MOST:
                 return name, sizes, str(role)
     raise FieldRefused("a tensor is not [name, shape, role]")
+
+
+def _closer(item: object) -> str:
+    if not isinstance(item, str) or len(item) > 64:
+        raise FieldRefused("a closer is not a node id")
+    return item
 
 
 def _rows(item: object) -> tuple[str, int, int]:
@@ -299,7 +306,7 @@ def parse_manifest(body: bytes) -> Manifest | Rejected:
             plan=tuple(_pieces(item) for item in fields.items("plan", 1000)),
             algorithm=fields.mapping("algorithm"),
             store=store,  # type: ignore[arg-type]
-            closers=tuple(str(closer)[:64] for closer in fields.items("closers", 1000)),
+            closers=tuple(_closer(item) for item in fields.items("closers", 1000)),
             frozen=fields.optional_text("frozen", SHA256),
             theta=_sections(fields, "theta", 1000),
         )
