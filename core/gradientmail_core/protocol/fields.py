@@ -100,16 +100,16 @@ class Fields:
         """A list of objects."""
         return [Fields(item, f"{self._named(name)}[{index}]") for index, item in enumerate(self.items(name, most))]
 
-    def object(self, name: str) -> "Fields":
-        """A nested object."""
-        return Fields(self._get(name), self._named(name))
-
     def mapping(self, name: str) -> Mapping[str, object]:
         """A nested object as it stands, for settings that their own parser reads."""
         value = self._get(name)
         if not isinstance(value, dict):
             raise FieldRefused(f"{self._named(name)} is not an object")
         return value
+
+    def object(self, name: str) -> "Fields":
+        """A nested object."""
+        return Fields(self._get(name), self._named(name))
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

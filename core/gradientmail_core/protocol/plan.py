@@ -5,7 +5,6 @@ differs still agree. A plan is accepted only if every element of every tensor is
 fragment.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -79,5 +78,5 @@ def _check_cover(tensors: Iterable[TensorSpec], layouts: Sequence[FragmentLayout
             if first != edge:
                 raise FieldRefused(f"the plan does not hold each row of {tensor.name!r} once")
             edge = last
-        if edge != (tensor.shape[0] if tensor.shape else 1) and math.prod(tensor.shape):
+        if edge != (tensor.shape[0] if tensor.shape else 1) and tensor.elements:
             raise FieldRefused(f"the plan does not hold each row of {tensor.name!r} once")

@@ -117,9 +117,9 @@ class RoundRecord:
     """The commit of a round.
 
     ``step`` is the due step the round stood for, ``next_step`` that of the fragment's next round,
-    ``closer`` who closes it. ``newest_step`` is the run's clock: the newest step the closer had reached or seen. ``prev``
-    is the digest of the fragment's previous record. A round without participants is void: it names the
-    sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
+    ``closer`` who closes it. ``newest_step`` is the run's clock: the newest step the closer had reached or
+    seen. ``prev`` is the digest of the fragment's previous record. A round without participants is void: it
+    names the sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
     """
 
     run: str
