@@ -1,7 +1,7 @@
 """A mailbox behind a slow line: latency per request and bandwidth each way, on the injected clock.
 
 Each direction is one line that transfers share first come, first served, so several bodies at once take
-as long as one after the other, as they would.
+as long as one after the other, as they would. Requests and answers without a body slip in between.
 """
 
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ class Line:
 
     async def carry(self, size: int, latency: float) -> None:
         """Return when ``size`` bytes have arrived, ``latency`` seconds after the last one left."""
-        if self._rate is not None:
+        if self._rate is not None and size:
             self._free_at = max(self._free_at, self._clock.now()) + size / self._rate
             latency += self._free_at - self._clock.now()
         await self._clock.sleep(latency)

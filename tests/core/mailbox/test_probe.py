@@ -1,0 +1,115 @@
+"""The probe tells honest stores from those that only look it."""
+
+import asyncio
+import secrets
+
+import pytest
+
+from gradientmail_core.errors import MailboxDenied, MailboxUnavailable, MailboxUnsupported
+from gradientmail_core.mailbox import CreateOutcome, Mailbox, MemoryMailbox, probe_store
+from gradientmail_core.mailbox.base import Body
+
+
+class Ignoring(MemoryMailbox):
+    """Accepts the condition and overwrites."""
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        await self.put(key, body)
+        return CreateOutcome.CREATED
+
+
+class Racing(MemoryMailbox):
+    """Looks, and then writes."""
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        taken = await self.get(key) is not None
+        await asyncio.sleep(0)
+        if taken:
+            return CreateOutcome.TAKEN
+        await self.put(key, body)
+        return CreateOutcome.CREATED
+
+
+class Lying(MemoryMailbox):
+    """Tells one writer that it won and keeps what another wrote."""
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        outcome = await super().create(key, body)
+        if outcome is CreateOutcome.CREATED:
+            await self.put(key, b"1 of " + key.encode())
+        return outcome
+
+
+class Incapable(MemoryMailbox):
+    """Knows no conditions."""
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        raise MailboxUnsupported("501")
+
+
+class Forgetful(MemoryMailbox):
+    """Loses every answer of the first sixteen, having done the work."""
+
+    asked = 0
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        self.asked += 1
+        outcome = await super().create(key, body)
+        if self.asked <= 16:
+            raise MailboxUnavailable("reset")
+        return outcome
+
+
+class Down(MemoryMailbox):
+    """Answers nothing."""
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        raise MailboxUnavailable("503")
+
+
+class Refusing(MemoryMailbox):
+    """Lets nobody write."""
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        raise MailboxDenied("403")
+
+
+@pytest.mark.parametrize(
+    ("mailbox", "store"),
+    [
+        (MemoryMailbox(), "atomic"),
+        (Forgetful(), "atomic"),
+        (Racing(), "racy"),
+        (Lying(), "racy"),
+        (Ignoring(), "none"),
+        (Incapable(), "none"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, MemoryMailbox) else "",
+)
+def test_verdict(mailbox: Mailbox, store: str) -> None:
+    async def work() -> None:
+        found = await probe_store(mailbox)
+        assert found.store == store
+        assert found.reason
+        assert [entry async for entry in mailbox.list("")] == []
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("mailbox", "error"), [(Down(), MailboxUnavailable), (Refusing(), MailboxDenied)])
+def test_no_verdict_without_answers(mailbox: Mailbox, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        asyncio.run(probe_store(mailbox))
+
+
+def test_every_probe_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+
+    class Watched(MemoryMailbox):
+        async def delete(self, key: str) -> None:
+            keys.append(key)
+            await super().delete(key)
+
+    asyncio.run(probe_store(Watched()))
+    asyncio.run(probe_store(Watched(), prefix=secrets.token_hex(2)))
+    assert len(set(keys)) == 2
