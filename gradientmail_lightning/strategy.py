@@ -161,6 +161,7 @@ class GradientMailMixin(_Stock):
         adapter = TorchModel(self.lightning_module)
         for optimizer in self.optimizers:
             adapter.track_optimizer(optimizer)
+        self._note_buffers(adapter.unmerged_buffers)
         self._processes = self._make_processes(adapter)
         self._adapter = adapter
         self._stepped, self._pending, self._seen, self._steps = False, 0, False, 0
@@ -194,7 +195,8 @@ class GradientMailMixin(_Stock):
         self._steps += 1
         if changed:
             self._check_trainable()
-        if changed or self._steps % (trainer.log_every_n_steps or 50) == 0:  # type: ignore[attr-defined]  # set later
+            self._log(trainer, module, SHOWN)
+        if self._steps % (trainer.log_every_n_steps or 50) == 0:  # type: ignore[attr-defined]  # set later
             self._log(trainer, module)
 
     def leave_run(self) -> None:
@@ -276,22 +278,21 @@ class GradientMailMixin(_Stock):
                 "Let everything that will train have requires_grad=True from the start, or start a new run after it.",
             )
 
-    def _log(self, trainer: "Trainer", module: "LightningModule") -> None:
+    def _log(self, trainer: "Trainer", module: "LightningModule", only: frozenset[str] | None = None) -> None:
         if self._session is None or trainer.barebones:
             return
-        figures = {f"gradientmail/{name}": value for name, value in self._session.metrics().items()}
-        shown = {f"gradientmail/{name}" for name in SHOWN}
-        for name, value in figures.items():
-            module.log(
-                name,
-                value,
-                prog_bar=name in shown,
-                logger=bool(trainer.loggers),
-                on_step=True,
-                on_epoch=False,
-                batch_size=1,
-                rank_zero_only=True,
-            )
+        for name, value in self._session.metrics().items():
+            if only is None or name in only:
+                module.log(
+                    f"gradientmail/{name}",
+                    value,
+                    prog_bar=name in SHOWN,
+                    logger=bool(trainer.loggers),
+                    on_step=True,
+                    on_epoch=False,
+                    batch_size=1,
+                    rank_zero_only=True,
+                )
 
     @property
     def _logger(self) -> logging.Logger:
@@ -300,6 +301,15 @@ class GradientMailMixin(_Stock):
 
     def _say(self, text: str) -> None:
         self._logger.info("GradientMail: %s", text)
+
+    def _note_buffers(self, names: list[str]) -> None:
+        if names and self.is_global_zero:
+            self._logger.warning(
+                "GradientMail: %d buffers (such as %s) are not merged: each node keeps its own, and a node that joins "
+                "late starts with its own. Where they matter (BatchNorm), prefer GroupNorm or LayerNorm.",
+                len(names),
+                names[0],
+            )
 
     def _announce(self, event: Event) -> None:
         """Tell a person what they wait for; called on the engine's thread, on the leading process only."""

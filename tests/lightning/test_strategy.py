@@ -177,6 +177,17 @@ def test_joining_and_waiting_are_announced(pl, caplog):
     assert all(record.name == f"{pl.name}.gradientmail" for record in caplog.records)
 
 
+def test_batch_norm_statistics_are_a_warning(pl, caplog):
+    module = pl.Module()
+    module.net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), module.net)
+    with caplog.at_level(logging.WARNING, logger=pl.name):
+        pl.fit(module, pl.Strategy(), limit_train_batches=1)
+        pl.fit(pl.Module(), pl.Strategy(), limit_train_batches=1)
+    told = [record.message for record in caplog.records if record.name.endswith("gradientmail")]
+    assert len(told) == 1
+    assert "2 buffers (such as net.0.running_mean) are not merged" in told[0]
+
+
 # Optimizers
 
 

@@ -103,6 +103,13 @@ class TorchModel:
         return {name: tensor.aliases for name, tensor in self._trainable.items() if tensor.aliases}
 
     @property
+    def unmerged_buffers(self) -> list[str]:
+        """Floating-point buffers that a checkpoint holds, such as a BatchNorm's: each node keeps its own."""
+        root = unwrapped(self.module)
+        saved = root.state_dict(keep_vars=True)
+        return [name for name, buffer in root.named_buffers() if name in saved and buffer.is_floating_point()]
+
+    @property
     def sharded(self) -> bool:
         """Whether reading and writing are collectives of several processes."""
         return any(isinstance(tensor.parameter, DTensor) for tensor in self._trainable.values())
@@ -151,8 +158,10 @@ class TorchModel:
 
     def newly_trainable(self) -> list[str]:
         """Canonical names of parameters that are trainable now and were not when the schema was made."""
+        known = {id(place.parameter) for tensor in self._trainable.values() for place in tensor.places}
+        if all(id(parameter) in known for parameter in self.module.parameters() if parameter.requires_grad):
+            return []
         bound, _ = _bound(self.module, self._strip, self._attribute)
-        known = {id(tensor.parameter) for tensor in self._trainable.values()}
         return [tensor.name for tensor in bound if tensor.parameter.requires_grad and id(tensor.parameter) not in known]
 
     def _store(self, piece: Piece, values: Tensor) -> None:

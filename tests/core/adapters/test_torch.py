@@ -278,6 +278,13 @@ def test_what_becomes_trainable_later_is_found():
     assert model.newly_trainable() == ["wte.weight"]
 
 
+def test_buffers_that_stay_local_are_named():
+    norm = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    norm.register_buffer("scratch", torch.zeros(1), persistent=False)
+    assert TorchModel(norm).unmerged_buffers == ["1.running_mean", "1.running_var"]
+    assert TorchModel(Gpt()).unmerged_buffers == []
+
+
 # Refusals
 
 
