@@ -46,7 +46,6 @@ from gradientmail_core.engine.publishing import Published
 from gradientmail_core.engine.run import Bell, Board, Host, Run
 from gradientmail_core.engine.sweeping import Sweeper
 from gradientmail_core.events import (
-    ObjectIgnored,
     RoundCommitted,
     RoundLost,
     RoundTakenOver,
@@ -107,7 +106,7 @@ class Fragment:
         self._upload_seconds = 0.0
         self._committed_about: float | None = None
         self._ours: Decided | None = None
-        board.closers[commit.head.fragment] = commit.head.closer
+        self._announce()
 
     @property
     def round(self) -> int:
@@ -138,6 +137,15 @@ class Fragment:
         """Leave a hint at the newest commit, if this node closes the fragment."""
         if self.closing:
             await self._sweeper.hint(self.head, force=True)
+
+    async def tidy(self) -> None:
+        """Remove what is left of closed rounds, if this node closes the fragment."""
+        if self.closing:
+            await self._sweeper.tidy(self.head.fragment)
+
+    def _announce(self) -> None:
+        self._board.closers[self.head.fragment] = self.head.closer
+        self._board.open_rounds[self.head.fragment] = self.round
 
     async def caught_up(self) -> bool:
         """Ask once for a newer commit than the head and adopt it; True if there was one."""
@@ -348,6 +356,8 @@ class Fragment:
         head, round = self.head, self.round
         gathering = without_outliers(self.gathering, head.version + 1, head.estimates)
         result = await self._merged(gathering)
+        if isinstance(result, Decided):
+            return result
         if result is None:
             gathering = _void(gathering)
             sections: tuple[Section, ...] = head.sections
@@ -369,10 +379,12 @@ class Fragment:
         await self._settled(decided, record, result, started)
         return decided
 
-    async def _merged(self, gathering: Gathering) -> Merger | None:
+    async def _merged(self, gathering: Gathering) -> Merger | Decided | None:
         if not gathering.accepted:
             return None
         outer = await self._outer_state()
+        if isinstance(outer, Decided):
+            return outer
         theta, head = self.theta, self.head
         return await self._host.clock.compute(lambda: merger(self._run, head, theta, outer, gathering.accepted))
 
@@ -412,32 +424,39 @@ class Fragment:
     def _outer_layout(self) -> FragmentLayout:
         return outer_layout(self.layout, self._run.settings.outer.state_names())
 
-    async def _outer_state(self) -> tuple[Flat, ...]:
-        """The outer optimizer's state at the head: from memory, from the store, or zeros for version 0."""
+    async def _outer_state(self) -> tuple[Flat, ...] | Decided:
+        """The outer optimizer's state at the head: from memory, from the store, or zeros for version 0.
+
+        If its payload cannot be read, another node may have gone on: then its commit. If nobody has for the lease
+        time-out, the state is lost and starts anew.
+        """
         if self._outer is not None and self._outer[0] == self.head.digest:
             return self._outer[1]
         names = self._run.settings.outer.state_names()
         section = self.head.section("outer")
-        if section is None:
-            return tuple(np.zeros(self.layout.size, np.float32) for _ in names)
-        while True:
+        give_up_at = self._host.clock.now() + self._host.timeouts.lease
+        while section is not None and self._host.clock.now() < give_up_at:
             flat = await get_section(self._host.mailbox, self._host.clock, section, self._outer_layout())
             if not isinstance(flat, Rejected):
                 return tuple(flat[i * self.layout.size : (i + 1) * self.layout.size] for i in range(len(names)))
-            self._host.emit(ObjectIgnored(section.key, flat.reason))
+            self._board.ignored(section.key, flat.reason)
+            state = await read_round(self._host.mailbox, self._run.id, self.round)
+            if isinstance(state, Decided):
+                return state
             await self._host.clock.sleep(self._host.timeouts.period)
+        return tuple(np.zeros(self.layout.size, np.float32) for _ in names)
 
     # -- going on ------------------------------------------------------------------------------------------
 
     async def _advance(self, decided: Decided) -> None:
         """Make ``decided`` the head, with its parameters, and tell the learner."""
-        previous, round = self.head, decided.record.round
+        previous = self.head
         seen, self._committed_about = self._committed_about, None
         head = succeeded(previous, decided, self._run.fragments, self._host.clock.now() if seen is None else seen)
         if self._ours is None or self._ours.digest != decided.digest:
             head, self.theta = await self._loaded(head)
         self.head = head
-        self._board.closers[head.fragment] = head.closer
+        self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.evident(participant.node for participant in decided.record.participants)
         merged = self._own_verdict(decided.record)
@@ -445,7 +464,6 @@ class Fragment:
         self._deliver(Commit(head, self.theta, merged))
         self._quorum_known_at = None
         self._overdue_told = False
-        self._board.forget(round)
         if decided.record.node == self._host.node and self._ours is not None:
             await self._sweeper.committed(head, sorted(self.gathering.heard))
         self._ours = None
@@ -479,7 +497,7 @@ class Fragment:
             if newer is not None:
                 head = succeeded(head, newer, self._run.fragments, self._host.clock.now())
                 continue
-            self._host.emit(ObjectIgnored(section.key if section else "tape", reason))
+            self._board.ignored(section.key if section else "tape", reason)
             await self._host.clock.sleep(min(1.0, self._host.timeouts.period))
 
 

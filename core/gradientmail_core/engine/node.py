@@ -17,7 +17,6 @@ from gradientmail_core.engine.learner import Commit, Learner, Snapshot
 from gradientmail_core.engine.publishing import encoded_snapshot
 from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.events import (
-    ObjectIgnored,
     RunJoined,
     RunWaited,
     SessionEnded,
@@ -34,7 +33,6 @@ WAITING_REPORT_SECONDS = 10.0
 WAITING_REPORT_GROWTH = 2.0
 SETTLING_POLL_SECONDS = 0.05
 LEAVING_SECONDS = 2.0
-STRAYS_REMEMBERED = 10_000
 LEASES_KEPT_TIMEOUTS = 10
 
 
@@ -48,7 +46,6 @@ class Node:
         self._beat_number = 0
         self._state: LeaseState = "j"
         self._tasks: list[asyncio.Task[None]] = []
-        self._strays: set[str] = set()
         self._old_beats: list[LeaseKey] = []
         self._published_at = 0.0
         self._fragments: list[Fragment] = []
@@ -255,6 +252,8 @@ class Node:
         while True:
             await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
             await self._list()
+            for fragment in self._fragments:
+                await fragment.tidy()
             await self._bury()
 
     async def _list(self) -> None:
@@ -262,15 +261,10 @@ class Node:
         async for entry in self._host.mailbox.list(LIVE):
             key = parse_live(entry.key)
             if key is None:
-                self._report_stray(entry.key)
+                self.board.ignored(entry.key, "no key of this protocol")
             else:
                 keys.append(key)
         self.board.listed(keys)
-
-    def _report_stray(self, key: str) -> None:
-        if key not in self._strays and len(self._strays) < STRAYS_REMEMBERED:
-            self._strays.add(key)
-            self._host.emit(ObjectIgnored(key[:200], "no key of this protocol"))
 
     async def _bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent; one closer does it for all."""

@@ -32,7 +32,11 @@ def unknown_gap(attempts: int) -> float:
 
 def snapshot_gap(attempts: int, interval: float | None, grace: float | None) -> float:
     """Seconds to the next question for snapshots; a quarter of the grace while one runs."""
-    usual = unknown_gap(attempts) if interval is None else max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    usual = (
+        unknown_gap(attempts)
+        if interval is None
+        else max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    )
     return usual if grace is None else max(min(usual, grace / 4), LEAST_GAP)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import Clock
 from gradientmail_core.engine.election import rendezvous
-from gradientmail_core.events import Callback, NodeAppeared, NodeGone
+from gradientmail_core.events import Callback, NodeAppeared, NodeGone, ObjectIgnored
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey
 from gradientmail_core.protocol.leases import (
@@ -28,6 +28,8 @@ from gradientmail_core.protocol.leases import (
 )
 from gradientmail_core.protocol.records import Manifest
 from gradientmail_core.tensors.schema import FragmentLayout
+
+STRAYS_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,10 @@ class Bell:
 
 @dataclass(slots=True)
 class Board:
-    """What this node has seen of the run. ``closers`` maps each fragment to the closer its newest record names."""
+    """What this node has seen of the run.
+
+    ``closers`` and ``open_rounds`` give, for each fragment, the closer its newest record names and the round after it.
+    """
 
     host: Host
     roster: Roster = field(default_factory=Roster)
@@ -106,11 +111,13 @@ class Board:
     heads: list[HeadKey] = field(default_factory=list)
     leases: list[LeaseKey] = field(default_factory=list)
     closers: dict[int, str] = field(default_factory=dict)
+    open_rounds: dict[int, int] = field(default_factory=dict)
     newest_step: int = 0
     leaving: bool = False
     clock: Callable[[], int] = lambda: 0
     bells: dict[int, Bell] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
+    strays: set[str] = field(default_factory=set)
 
     def ring_all(self) -> None:
         """Wake every fragment's task."""
@@ -164,7 +171,7 @@ class Board:
                     self.heads.append(key)
                     self.hints[key.fragment] = max(self.hints.get(key.fragment, 0), key.round)
                 case DeltaKey():
-                    if key.node not in self.deltas[key.round]:
+                    if self.is_open(key.round) and key.node not in self.deltas[key.round]:
                         fresh.add(key.node)
                     self.deltas[key.round].add(key.node)
                 case ClaimKey():
@@ -173,6 +180,24 @@ class Board:
         self.evident(sorted(fresh))
         self._report()
         self.ring_all()
+
+    def is_open(self, round: int) -> bool:
+        """True if the round is not closed yet, as far as this node knows."""
+        fragments = len(self.open_rounds)
+        return fragments > 0 and round >= self.open_rounds[round % fragments]
+
+    def closed_rounds(self, fragment: int) -> list[int]:
+        """Rounds of a fragment that are closed and of which something was still listed."""
+        listed = self.deltas.keys() | self.claims.keys()
+        return sorted(
+            round for round in listed if round % len(self.open_rounds) == fragment and not self.is_open(round)
+        )
+
+    def ignored(self, key: str, reason: str) -> None:
+        """Report an object that is not what its key says, once."""
+        if key not in self.strays and len(self.strays) < STRAYS_REMEMBERED:
+            self.strays.add(key)
+            self.host.emit(ObjectIgnored(key[:200], reason))
 
     def own_beat(self, lease: LeaseKey) -> None:
         """This node wrote a beat."""

@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.protocol.exchange import Decided, read_round
-from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey
+from gradientmail_core.protocol.keys import BLOBS, ClaimKey, DeltaKey, HeadKey, blob_round
 from gradientmail_core.protocol.records import Section
 
 HEAD_HINT_SECONDS = 15.0
 KEPT_VERSIONS = 2
+ORPHANS_EVERY = 100
 
 
 class Sweeper:
@@ -33,9 +34,8 @@ class Sweeper:
     async def committed(self, head: Head, heard: Iterable[str]) -> None:
         """Sweep after this node committed ``head``; ``heard`` are the nodes whose snapshots were seen."""
         round = head.next_round(self._run.fragments) - self._run.fragments
-        nodes = set(heard) | self._board.deltas.get(round, set())
-        self._waiting.update(DeltaKey(round, node).path for node in nodes)
-        self._waiting.update(ClaimKey(round, number).path for number in self._board.claims.get(round, ()))
+        self._waiting.update(DeltaKey(round, node).path for node in heard)
+        self._collect(head.fragment)
         self._sections[head.version] = head.sections
         for version in range(
             max(self._swept_version + 1, head.version - KEPT_VERSIONS), head.version - KEPT_VERSIONS + 1
@@ -43,8 +43,20 @@ class Sweeper:
             self._waiting.update(await self._obsolete(head.fragment, version))
             self._swept_version = version
         await self.hint(head)
-        if not self._board.joining():
-            await self._remove()
+        await self._remove()
+        if head.fragment == 0 and head.version % ORPHANS_EVERY == 0:
+            await remove_orphans(self._host, self._run, self._board)
+
+    async def tidy(self, fragment: int) -> None:
+        """Remove what a listing showed of closed rounds: snapshots that came late, claims, a dead closer's leavings."""
+        self._collect(fragment)
+        await self._remove()
+
+    def _collect(self, fragment: int) -> None:
+        for round in self._board.closed_rounds(fragment):
+            self._waiting.update(DeltaKey(round, node).path for node in self._board.deltas.get(round, ()))
+            self._waiting.update(ClaimKey(round, number).path for number in self._board.claims.get(round, ()))
+            self._board.forget(round)
 
     async def discard(self, ours: Collection[Section], keep: Collection[Section]) -> None:
         """Remove the payloads of a commit that lost its race, unless the winner names the same bytes."""
@@ -78,6 +90,31 @@ class Sweeper:
         return self._sections[version]
 
     async def _remove(self) -> None:
+        if self._board.joining():
+            return
         waiting, self._waiting = self._waiting, set()
         for key in sorted(waiting):
             await self._host.mailbox.delete(key)
+
+
+async def remove_orphans(host: Host, run: Run, board: Board) -> None:
+    """Remove payloads that no record of their fragment's two newest versions names and that are older than those.
+
+    They are what a crash between a payload and its record leaves, or between a commit and its sweep. One listing of
+    ``blobs/`` in :data:`ORPHANS_EVERY` versions; nothing is removed while a node joins.
+    """
+    if board.joining():
+        return
+    named: set[str] = set()
+    for fragment, open_round in board.open_rounds.items():
+        for version in (open_round // run.fragments - 1, open_round // run.fragments - 2):
+            state = await read_round(host.mailbox, run.id, version * run.fragments + fragment)
+            if isinstance(state, Decided):
+                named.update(section.key for section in state.record.sections)
+    keys = [entry.key async for entry in host.mailbox.list(BLOBS)]
+    for key in keys:
+        round = blob_round(key)
+        if round is None or key in named or round < run.fragments:
+            continue
+        if round + KEPT_VERSIONS * run.fragments < board.open_rounds[round % run.fragments]:
+            await host.mailbox.delete(key)

@@ -24,6 +24,7 @@ from gradientmail_core.errors import ConfigurationError
 MANIFEST = "manifest.json"
 LIVE = "live/"
 LEASES = "live/leases/"
+BLOBS = "blobs/"
 ROUNDS_PER_DIRECTORY = 10_000
 ROUND_MAX = 10**10
 
@@ -35,6 +36,7 @@ _PAYLOAD = re.compile(rf"blobs/\d{{10}}/{_NODE}-[0-9a-f]{{64}}\.safetensors\Z", 
 _LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwesdx])(0|[1-9]\d{{0,14}})-([0-9a-f]{{16}})\Z", re.ASCII)
 _HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z", re.ASCII)
 _CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z", re.ASCII)
+_BLOB = re.compile(r"blobs/(\d{10})/")
 _DELTA = re.compile(rf"live/deltas/(\d{{10}})/({_NODE})\Z", re.ASCII)
 
 
@@ -122,7 +124,13 @@ def tape_key(round: int, slot: int) -> str:
 
 def blob_prefix(round: int) -> str:
     """Where the committed payloads of a round lie."""
-    return f"blobs/{round:010d}/"
+    return f"{BLOBS}{round:010d}/"
+
+
+def blob_round(key: str) -> int | None:
+    """The round a payload's key names, or None for a stranger's."""
+    match = _BLOB.match(key)
+    return int(match[1]) if match else None
 
 
 def blob_key(round: int, node: str, sha256: str) -> str:

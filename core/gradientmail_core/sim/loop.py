@@ -56,12 +56,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """A node's clock on a virtual loop: shifted by ``offset`` seconds and running ``rate`` times as fast."""
+    """A node's clock on a virtual loop: shifted by ``offset`` seconds and running ``rate`` times as fast.
+
+    Freezing it holds up whatever awaits it, as SIGSTOP or a suspended laptop does, while its time goes on.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, offset: float = 0.0, rate: float = 1.0) -> None:
         self._loop = loop
         self._offset = offset
         self._rate = rate
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+
+    def freeze(self) -> None:
+        """Hold up the node until :meth:`thaw`."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Let the node go on."""
+        self._thawed.set()
 
     def now(self) -> float:
         """Seconds on this node's clock."""
@@ -70,6 +83,8 @@ class VirtualClock:
     async def sleep(self, seconds: float) -> None:
         """Wait in virtual time."""
         await asyncio.sleep(max(seconds, 0.0) / self._rate)
+        if not self._thawed.is_set():
+            await self._thawed.wait()
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run the work now, in no virtual time."""

@@ -2,18 +2,23 @@
 
 Wraps a :class:`MemoryMailbox` for one node. Latency is drawn for every request and bandwidth is the node's
 own. A fault either loses the request before it takes effect or its answer after; the caller sees the same
-:class:`MailboxUnavailable` and cannot tell which, as with a real store. A store may also answer late: the
-request takes effect at the end of its latency, so two nodes' requests overtake each other.
+:class:`MailboxUnavailable` and cannot tell which, as with a real store. A write may be late: its caller is told
+that it failed, or is dead by then, and it lands all the same, seconds later. Requests of different nodes overtake
+each other.
 """
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from gradientmail_core.clock import Clock
 from gradientmail_core.errors import MailboxUnavailable
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry
 from gradientmail_core.mailbox.memory import MemoryMailbox
+
+LATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class Weather:
     bandwidth: float = 1e8
     request_lost: float = 0.0
     answer_lost: float = 0.0
+    write_late: float = 0.0
     listing_lags: float = 0.0
 
 
@@ -36,6 +42,7 @@ class SimulatedStore:
         self._random = random.Random(seed)
         self.weather = weather or Weather()
         self.up = True
+        self._landing: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -53,6 +60,8 @@ class SimulatedStore:
         """See :meth:`Mailbox.put`."""
         content = bytes(body)
         await self._request(len(content))
+        if self._random.random() < self.weather.write_late:
+            await self._late(lambda: self._inner.put(key, content))
         await self._inner.put(key, content)
         await self._answer()
 
@@ -60,6 +69,8 @@ class SimulatedStore:
         """See :meth:`Mailbox.create`."""
         content = bytes(body)
         await self._request(len(content))
+        if self._random.random() < self.weather.write_late:
+            await self._late(lambda: self._inner.create(key, content))
         outcome = await self._inner.create(key, content)
         await self._answer()
         return outcome
@@ -83,6 +94,17 @@ class SimulatedStore:
 
     async def close(self) -> None:
         """Nothing to release."""
+
+    async def _late(self, write: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Let the write land later, whatever becomes of its caller, who is told that it failed."""
+
+        async def landing() -> None:
+            await asyncio.sleep(self._random.uniform(0.1, LATE_SECONDS))
+            await write()
+
+        self._landing.add(task := asyncio.ensure_future(landing()))
+        task.add_done_callback(self._landing.discard)
+        raise MailboxUnavailable("The simulated store did not say whether it took the write.")
 
     async def _request(self, size: int = 0) -> None:
         seconds = self._random.expovariate(1 / self.weather.latency) / 2 + size / self.weather.bandwidth

@@ -75,6 +75,7 @@ class SimulatedNode:
     model: ToyModel = field(default_factory=ToyModel)
     events: list[tuple[float, Event]] = field(default_factory=list)
     on_event: Callable[[Event], None] = lambda event: None
+    on_commit: Callable[[Commit], None] = lambda commit: None
     paused: bool = False
     stall_seconds: float = 0.0
     engine: Node | None = None
@@ -131,7 +132,7 @@ class SimulatedNode:
 
     async def _train(self, engine: Node, learner: Learner) -> None:
         noise = np.random.default_rng(self.seed)
-        for _ in range(self.steps):
+        while learner.state.local_step < self.steps:
             await self.clock.sleep(self.step_seconds)
             while self.paused:
                 await self.clock.sleep(WAIT_POLL_SECONDS)
@@ -161,7 +162,7 @@ class SimulatedNode:
         return values
 
     def _applied(self, commit: Commit) -> None:
-        pass
+        self.on_commit(commit)
 
     def _emit(self, event: Event) -> None:
         self.events.append((self.clock.now(), event))
