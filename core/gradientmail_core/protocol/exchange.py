@@ -101,9 +101,12 @@ async def read_round(mailbox: Mailbox, run: str, round: int) -> Decided | Open:
 async def commit_round(mailbox: Mailbox, clock: Clock, record: RoundRecord) -> Decided:
     """Try to commit ``record``; the decided record of its round, which may be another's.
 
-    The payloads the record names must already be in the mailbox.
+    The payloads the record names must already be in the mailbox. Raises ValueError for a record that readers would
+    refuse: its writer alone would take the slot for decided, and the chain would fork.
     """
     body = record.encoded()
+    if isinstance(problem := parse_round(body, record.run, record.round), Rejected):
+        raise ValueError(f"A round record that nobody would accept: {problem.reason}.")
     while True:
         state = await read_round(mailbox, record.run, record.round)
         if isinstance(state, Decided):
