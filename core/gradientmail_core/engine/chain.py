@@ -91,7 +91,7 @@ def predicted_interval(record: RoundRecord) -> float | None:
     estimates = record.estimates
     if estimates.step <= 0:
         return None
-    return (record.next_step - record.newest_step) * estimates.step + estimates.quorum + estimates.sync
+    return max(record.next_step - record.newest_step, 0) * estimates.step + estimates.quorum + estimates.sync
 
 
 def first_seen(head: Head, now: float) -> Head:

@@ -27,15 +27,16 @@ from gradientmail_core.protocol.exchange import (
     put_section,
     read_round,
 )
-from gradientmail_core.protocol.fields import Rejected
+from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
 from gradientmail_core.protocol.keys import tape_key
-from gradientmail_core.protocol.records import COUNT_MAX, RECORD_LONGEST, RoundRecord, digest
+from gradientmail_core.protocol.records import RECORD_LONGEST, RoundRecord, digest
 from gradientmail_core.sim.loop import VirtualClock, run_virtually
+from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
 from tests.core.protocol.records import OTHER_RUN, ROUND, RUN
 
 LAYOUT = FragmentLayout(0, (Piece("w", (3, 4), 0), Piece("v", (5,), 12)))
-VALUES = np.arange(17, dtype=np.float32) / 7
+VALUES: Flat = np.linspace(-1, 1, 17, dtype=np.float32)
 
 
 def virtually(main: Callable[[MemoryMailbox, Clock], Coroutine[Any, Any, None]]) -> None:
@@ -338,7 +339,7 @@ def test_equal_values_have_one_key_and_digest() -> None:
     async def main(mailbox: MemoryMailbox, clock: Clock) -> None:
         one = await put_section(mailbox, clock, "theta", 7, "a", LAYOUT, VALUES)
         assert one == await put_section(mailbox, clock, "theta", 7, "a", LAYOUT, VALUES.copy())
-        other = await put_section(mailbox, clock, "theta", 7, "a", LAYOUT, VALUES + 1)
+        other = await put_section(mailbox, clock, "theta", 7, "a", LAYOUT, -VALUES)
         assert other.sha256 != one.sha256
 
     virtually(main)

@@ -147,10 +147,11 @@ def test_a_roster_is_a_value() -> None:
     assert before == seen((0.0, beat("a", 0)))
 
 
+STATES: list[LeaseState] = ["t", "w", "x"]
 BEATS = st.lists(
-    st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5), st.sampled_from(["t", "x", "w"]), st.integers(0, 3)).map(
-        lambda found: beat(found[0], found[1], found[2], found[3])
-    ),  # type: ignore[arg-type]
+    st.builds(
+        beat, st.sampled_from(["a", "b"]), st.integers(0, 5), state=st.sampled_from(STATES), step=st.integers(0, 3)
+    ),
     max_size=8,
 )
 
