@@ -32,7 +32,7 @@ from gradientmail_core.adapters import resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import SystemClock
 from gradientmail_core.engine.joining import find_run, load_heads
-from gradientmail_core.engine.learner import Commit, Learner, Snapshot, merged_tokens
+from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, Snapshot, merged_tokens
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import (
@@ -203,6 +203,7 @@ class Session:
             return
         self._raise_failure()
         try:
+            self._learner.finish()
             self._loop.call(self._engine.prepare_to_leave)
             self._wait_until(lambda learner: not learner.outstanding, self._close_timeout)
             self._loop.run(self._engine.leave(min(self._close_timeout, self._host.timeouts.lease)))
@@ -249,6 +250,8 @@ class Session:
         if learner.blocked:
             changed = self._wait_until(lambda held: not held.blocked, None) or changed
             learner.resume()
+        if learner.poisoned:
+            self._leave_poisoned()
         return changed
 
     def _wait_until(self, done: Any, timeout: float | None) -> bool:
@@ -356,6 +359,13 @@ class Session:
         self.abort(f"{type(failure).__name__}: {failure}")
         remedy = failure.remedy if isinstance(failure, GradientMailError) else "This is a defect; please report it."
         raise SessionFailed(f"The session cannot go on: {failure}", remedy) from failure
+
+    def _leave_poisoned(self) -> None:
+        cause = f"The run refused {POISONED_MOST} snapshots of {self.node} in a row, because their values are not finite"
+        self.abort(cause)
+        raise SessionFailed(
+            f"{cause} or far too large.", "Check this node's data, precision and hardware before it joins again."
+        )
 
     def _emitter(self, callbacks: Sequence[Callback]) -> Callback:
         lock = threading.RLock()

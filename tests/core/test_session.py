@@ -219,3 +219,23 @@ def test_metrics_are_plain_numbers() -> None:
         figures = session.metrics()
     assert all(isinstance(value, float) and np.isfinite(value) for value in figures.values())
     assert figures["bytes_up"] > 0
+
+
+def test_a_node_that_sends_poison_is_rolled_back_and_leaves() -> None:
+    mailbox = gm.MemoryMailbox()
+    settings = gm.DiLoCo(sync_every=2, fragments=1, in_flight=1, overlap_steps=0, follow=False)
+    module = network()
+    started = [parameter.detach().clone() for parameter in module.parameters()]
+    session = gm.Session(module, mailbox=mailbox, algorithm=settings, callbacks=[])
+    session.join()
+    with pytest.raises(gm.SessionFailed, match="refused 3 snapshots"):
+        for _ in range(20):
+            with torch.no_grad():
+                next(module.parameters()).fill_(float("nan"))
+            session.step()
+    for before, after in zip(started, module.parameters(), strict=True):
+        assert torch.equal(before, after), "the model is back at what was committed"
+    other = network(seed=3)
+    gm.align(other, mailbox=mailbox)
+    for before, committed in zip(started, other.parameters(), strict=True):
+        assert torch.equal(before, committed), "no poison was committed"

@@ -1,8 +1,9 @@
 """Who closes a fragment's next round: rendezvous hashing over the live closers, one hand-over at a time.
 
 The committer keeps a fragment unless it is leaving, or holds more than its fair share while another node holds
-less; then the one of those first in rendezvous order gets it. So closing spreads over the nodes, moves when they come and go, and never
-moves without need. All of this is pure: everyone who sees the same nodes names the same owner.
+less; then the one of those first in rendezvous order gets it. So closing spreads over the nodes, moves when
+they come and go, and never moves without need. All of this is pure: everyone who sees the same nodes names the
+same owner.
 """
 
 import hashlib

@@ -33,7 +33,7 @@ from gradientmail_core.engine.gathering import (
     with_refused,
     without_outliers,
 )
-from gradientmail_core.engine.learner import Commit
+from gradientmail_core.engine.learner import Commit, Message, Overdue, Wanted
 from gradientmail_core.engine.polling import (
     commit_expected_at,
     commit_gap,
@@ -84,7 +84,7 @@ class Fragment:
         run: Run,
         board: Board,
         commit: Commit,
-        deliver: Callable[[Commit | int], None],
+        deliver: Callable[[Message], None],
         hurry: Callable[[int, bool], None],
     ) -> None:
         self._host = host
@@ -102,7 +102,7 @@ class Fragment:
         self.bell = board.bells.setdefault(commit.head.fragment, Bell())
         self._outer: tuple[str, tuple[Flat, ...]] | None = None
         self._quorum_known_at: float | None = None
-        self._overdue_told = False
+        self._wanted_told = False
         self._upload_seconds = 0.0
         self._committed_about: float | None = None
         self._ours: Decided | None = None
@@ -154,6 +154,23 @@ class Fragment:
             await self._advance(state)
         return isinstance(state, Decided)
 
+    def _unlock(self, now: float) -> None:
+        """Keep nodes from waiting for each other for ever.
+
+        A round that takes too long frees its place in ``in_flight``. While this node has such a round, it reports
+        at once, without trained steps if need be, on every fragment on which another node has reported.
+        """
+        fragment = self.head.fragment
+        own = self.published
+        late_after = overdue_after(self.head, self._host.timeouts.lease)
+        if own is not None and now >= own.at + late_after and fragment not in self._board.overdue:
+            self._board.overdue.add(fragment)
+            self._deliver(Overdue(fragment))
+        reported = self._board.deltas.get(self.round, set()) | self.gathering.heard
+        if self._board.overdue and own is None and not self._wanted_told and reported - {self._host.node}:
+            self._wanted_told = True
+            self._deliver(Wanted(fragment))
+
     # -- following -----------------------------------------------------------------------------------------
 
     async def _follow(self) -> Decided:
@@ -161,6 +178,7 @@ class Fragment:
         asked_at = -NEVER
         while True:
             now = self._host.clock.now()
+            self._unlock(now)
             ask_at = self._ask_at(attempts, asked_at)
             if now >= ask_at:
                 state = await read_round(self._host.mailbox, self._run.id, self.round)
@@ -210,9 +228,6 @@ class Fragment:
             self._quorum_known_at = self._quorum_known_at or now
             return self._quorum_known_at + patience, reason
         late_at = self._late_at(now)
-        if now >= late_at and self.published is not None and not self._overdue_told:
-            self._overdue_told = True
-            self._deliver(self.head.fragment)
         return late_at + patience, "the round is overdue"
 
     def _late_at(self, now: float) -> float:
@@ -260,6 +275,7 @@ class Fragment:
         try:
             while True:
                 now = self._host.clock.now()
+                self._unlock(now)
                 self.gathering = with_quorum(self.gathering, self._needed(), now, self._expected_at())
                 closes = closes_at(self.gathering, self._live(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
@@ -459,25 +475,26 @@ class Fragment:
         self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.evident(participant.node for participant in decided.record.participants)
-        merged = self._own_verdict(decided.record)
+        merged, refusal = self._own_verdict(decided.record)
         self._hurry(head.fragment, False)
-        self._deliver(Commit(head, self.theta, merged))
+        self._deliver(Commit(head, self.theta, merged, refusal))
         self._quorum_known_at = None
-        self._overdue_told = False
+        self._wanted_told = False
+        self._board.overdue.discard(head.fragment)
         if decided.record.node == self._host.node and self._ours is not None:
             await self._sweeper.committed(head, sorted(self.gathering.heard))
         self._ours = None
 
-    def _own_verdict(self, record: RoundRecord) -> bool:
+    def _own_verdict(self, record: RoundRecord) -> tuple[bool, str | None]:
         own, self.published = self.published, None
         if own is None:
-            return False
+            return False, None
         if any(participant.snapshot == own.digest for participant in record.participants):
-            return True
+            return True, None
         reasons: Mapping[str, str] = {refusal.snapshot: refusal.reason for refusal in record.refusals}
         reason = reasons.get(own.digest, "the round closed before it arrived")
         self._host.emit(SnapshotRefused(self._host.node, self.head.fragment, own.round, reason))
-        return False
+        return False, reasons.get(own.digest)
 
     async def _loaded(self, head: Head) -> tuple[Head, Flat]:
         """The parameters of ``head``, or of a newer commit if its payload is already gone."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeAlias, assert_never
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from gradientmail_core.tensors.schema import FragmentLayout
 NEVER = 2**62
 STEP_TIMES_KEPT = 32
 WARMUP_STEPS = 5
+POISON = frozenset({"nonfinite", "outlier"})
+POISONED_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,32 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed version on its way into the model. ``merged``: whether this node's snapshot is in it."""
+    """A committed version on its way into the model.
+
+    ``merged`` says whether this node's snapshot is in it, and ``refusal`` why the record refused it, if it did.
+    """
 
     head: Head
     theta: Flat
     merged: bool
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The round of a fragment's outstanding snapshot takes too long: it no longer holds up other fragments."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Others wait for this node's word on a fragment while it waits for them: it reports now, whatever it has."""
+
+    fragment: int
+
+
+Message: TypeAlias = Commit | Overdue | Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +97,16 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """Counters of a node: its own steps and tokens, and ``lead``, by which the run's clock is ahead of them."""
+    """Counters of a node: its own steps and tokens, and ``lead``, by which the run's clock is ahead of them.
+
+    ``poisoned`` counts its snapshots refused in a row because of their values.
+    """
 
     tracks: tuple[Track, ...]
     local_step: int = 0
     tokens: int = 0
     lead: int = 0
+    poisoned: int = 0
 
     @property
     def global_step(self) -> int:
@@ -142,6 +170,18 @@ def overdue(state: LearnerState, fragment: int) -> LearnerState:
     return with_track(state, fragment, replace(track, outstanding=replace(track.outstanding, overdue=True)))
 
 
+def is_poison(refusal: str | None) -> bool:
+    """True if a snapshot was refused because of its values: this node's training has gone wrong."""
+    return refusal in POISON
+
+
+def judged(state: LearnerState, merged: bool, refusal: str | None) -> LearnerState:
+    """The state after a round's word on this node's snapshot: poison adds up until one is merged."""
+    if is_poison(refusal):
+        return replace(state, poisoned=state.poisoned + 1)
+    return replace(state, poisoned=0) if merged else state
+
+
 def aligned(state: LearnerState, head: Head) -> LearnerState:
     """The state after ``head`` overwrote its fragment: counters start anew, the clock jumps forward."""
     track = Track(head.version, head.digest, head.due, state.local_step, state.tokens)
@@ -173,7 +213,8 @@ class Learner:
         self._applied = applied
         self._now = now
         self._delivered = delivered
-        self._inbox: deque[Commit | int] = deque()
+        self._inbox: deque[Message] = deque()
+        self._finishing = False
         self._early: frozenset[int] = frozenset()
         self._spare: dict[int, deque[Flat]] = {layout.fragment: deque() for layout in layouts}
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
@@ -184,8 +225,8 @@ class Learner:
         self.state = started([commit.head for commit in commits])
         self._next_due = next_due(self.state)
 
-    def deliver(self, message: Commit | int) -> None:
-        """Hand over a commit, or the number of a fragment whose round is overdue. Any thread."""
+    def deliver(self, message: Message) -> None:
+        """Hand over what the engine has for the learner. Any thread."""
         self._inbox.append(message)
         self._delivered()
 
@@ -207,17 +248,29 @@ class Learner:
         return changed
 
     def align(self) -> bool:
-        """Write every delivered commit into the model; True if there was any."""
-        changed = False
+        """Take in what was delivered; True if a commit was written into the model."""
+        version = [track.version for track in self.state.tracks]
         while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, int):
-                self.state = overdue(self.state, message)
-            elif message.head.version > self.state.tracks[message.head.fragment].version:
-                self._write(message)
-                changed = True
+            self._take(self._inbox.popleft())
         self._next_due = next_due(self.state)
-        return changed
+        return version != [track.version for track in self.state.tracks]
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Commit():
+                if message.head.version > self.state.tracks[message.head.fragment].version:
+                    self._write(message)
+            case Overdue():
+                self.state = overdue(self.state, message.fragment)
+            case Wanted():
+                if self.state.tracks[message.fragment].outstanding is None and not self._finishing:
+                    self._publish_one(message.fragment)
+            case _:
+                assert_never(message)
+
+    def finish(self) -> None:
+        """Publish nothing more; what is outstanding still ends."""
+        self._finishing = True
 
     def settle(self) -> None:
         """Write every delivered commit, then set the whole model to the newest commits it was aligned with."""
@@ -229,6 +282,11 @@ class Learner:
     def blocked(self) -> bool:
         """True while training must wait for a commit (``overlap_steps``)."""
         return blocked(self.state, self._overlap_steps)
+
+    @property
+    def poisoned(self) -> bool:
+        """True once so many snapshots in a row were refused for their values that the node should leave."""
+        return self.state.poisoned >= POISONED_MOST
 
     @property
     def outstanding(self) -> tuple[int, ...]:
@@ -249,16 +307,27 @@ class Learner:
         fragment = commit.head.fragment
         self._model.write(self._layouts[fragment], commit.theta)
         self._bases[fragment] = commit.theta
-        self.state = aligned(self.state, commit.head)
+        self.state = judged(aligned(self.state, commit.head), commit.merged, commit.refusal)
+        if is_poison(commit.refusal):
+            self._roll_back()
         self._applied(commit)
+
+    def _roll_back(self) -> None:
+        """Set the whole model to the commits and forget the optimizer's state, which the bad values are in."""
+        for layout, base in zip(self._layouts, self._bases, strict=True):
+            self._model.write(layout, base)
+        self._model.reset_optimizer()
 
     def _publish_due(self) -> None:
         for fragment in due(self.state, self._in_flight, self._early):
-            self._publish(self._snapshot(fragment))
-            self.state = published(self.state, fragment)
+            self._publish_one(fragment)
         self._next_due = next_due(self.state)
         if self._next_due <= self.state.local_step:
             self._next_due = self.state.local_step + 1
+
+    def _publish_one(self, fragment: int) -> None:
+        self._publish(self._snapshot(fragment))
+        self.state = published(self.state, fragment)
 
     def _snapshot(self, fragment: int) -> Snapshot:
         track = self.state.tracks[fragment]

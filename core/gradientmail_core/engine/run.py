@@ -100,7 +100,8 @@ class Bell:
 class Board:
     """What this node has seen of the run.
 
-    ``closers`` and ``open_rounds`` give, for each fragment, the closer its newest record names and the round after it.
+    ``closers`` and ``open_rounds`` give, for each fragment, the closer its newest record names and the round after
+    it; ``overdue`` are the fragments on which this node's own snapshot has waited too long.
     """
 
     host: Host
@@ -117,6 +118,7 @@ class Board:
     clock: Callable[[], int] = lambda: 0
     bells: dict[int, Bell] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
+    overdue: set[int] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
 
     def ring_all(self) -> None:

@@ -53,7 +53,7 @@ async def committed_parameters(mailbox: Mailbox) -> dict[str, Flat]:
     manifest, _ = await manifest_of(mailbox)
     layouts = manifest_layouts(manifest)
     assert not isinstance(layouts, Rejected), layouts
-    sections = {fragment: section for fragment, section in enumerate(manifest.theta)}
+    sections = dict(enumerate(manifest.theta))
     for record in await tape(mailbox):
         sections[record.round % len(layouts)] = next(s for s in record.sections if s.name == "theta")
     values: dict[str, Flat] = {}

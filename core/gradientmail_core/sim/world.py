@@ -141,6 +141,7 @@ class SimulatedNode:
             if learner.blocked:
                 await self._until(engine, lambda: not learner.blocked)
                 learner.resume()
+        learner.finish()
         engine.prepare_to_leave()
         await self._until(engine, lambda: not learner.outstanding)
         await engine.leave(self.timeouts.lease)

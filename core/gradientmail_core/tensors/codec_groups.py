@@ -137,7 +137,7 @@ def coded_parts(coder: Coder, groups: int, size: int) -> tuple[PartSpec, PartSpe
 
 def largest_magnitudes(rows: Rows) -> NDArray[np.uint32]:
     """The bits of each row's largest absolute value; NaN counts as largest of all."""
-    magnitudes = scratch("magnitudes", rows.size, np.uint32).reshape(rows.shape)
+    magnitudes = scratch("scaled", rows.size, np.uint32).reshape(rows.shape)
     np.bitwise_and(rows.view(np.uint32), MAGNITUDE, out=magnitudes)
     largest: NDArray[np.uint32] = np.maximum.reduce(magnitudes, axis=1)
     return largest
