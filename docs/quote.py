@@ -38,16 +38,30 @@ def entries(figures: Figures, name: str) -> list[Figures]:
 def number(figures: Figures, name: str, digits: int) -> str:
     """The number called ``name`` with ``digits`` decimals, or a dash."""
     value = figures.get(name)
-    return f"{value:.{digits}f}" if isinstance(value, int | float) else "–"
+    return f"{value:,.{digits}f}" if isinstance(value, int | float) else "–"
+
+
+def inner(figures: Figures, name: str) -> Figures:
+    """The object called ``name``, empty if there is none."""
+    found = figures.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def demo(figures: Figures) -> str:
-    """Held-out loss of one node alone and of nodes merged, a row for each seed."""
-    rows = [
-        [str(entry.get("seed", "–")), number(entry, "single_loss", 3), number(entry, "merged_loss", 3)]
-        for entry in entries(figures, "seeds") or [figures]
-    ]
-    return table(["seed", "one node alone", "merged"], rows)
+    """Held-out loss of one node alone and of nodes merged, a row for each seed and their mean."""
+    seeds = [*entries(figures, "per_seed"), {**figures, "seed": "mean"}]
+    rows = [[str(row.get("seed")), number(row, "single_loss", 3), number(row, "merged_loss", 3)] for row in seeds]
+    settings, outer = inner(figures, "settings"), inner(figures, "outer")
+    options = ", ".join(
+        f"{name} {value:g}" for name, value in outer.items() if isinstance(value, int | float) and value
+    )
+    return (
+        table(["seed", "one node alone", f"{figures['nodes']} nodes merged"], rows)
+        + f"\nHeld-out loss in nats per byte after {settings['steps']} steps of each node. "
+        + f"{number(figures, 'parameters', 0)} parameters, merged every {settings['sync_every']} steps. Outer optimizer: {outer['name']} ({options}).\n"
+        + f"With a late join and a kill: {number(figures, 'churn_loss', 3)}. "
+        + f"The whole demo took {number(figures, 'seconds', 0)} s.\n"
+    )
 
 
 def kernels(figures: Figures) -> str:

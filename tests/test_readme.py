@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from docs import quote
+from gradientmail_lightning.demo.report import Setup, as_json
+from gradientmail_lightning.demo.results import Outcome, Results
+from gradientmail_lightning.demo.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [str(path.relative_to(ROOT)) for path in quote.documents()]
@@ -54,3 +57,15 @@ def test_a_place_is_filled_from_its_log(tmp_path: Path, monkeypatch: pytest.Monk
     assert text.startswith("before\n<!-- figures: kernels -->\n|")
     assert text.endswith("|\n<!-- end -->\nafter")
     assert quote.filled(text) == text
+
+
+def test_the_demo_table_is_that_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote, "RESULTS", tmp_path)
+    alone = Outcome(seed=3, loss=2.25, seconds=9.0, curve=(), steps={"a": 450})
+    merged = Outcome(seed=3, loss=2.125, seconds=9.0, curve=(), steps={"a": 450, "b": 450})
+    figures = as_json(Setup(Settings(), 2, 1_000_000, "memory://x"), Results((alone,), (merged,), merged, 60.0))
+    (tmp_path / "demo.json").write_text(json.dumps(figures))
+    text = quote.rendered("demo")
+    assert "| 3 | 2.250 | 2.125 |" in text
+    assert "2 nodes merged" in text
+    assert "Nesterov (lr 0.7, momentum 0.9, warmup 10)" in text
