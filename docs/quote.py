@@ -51,16 +51,20 @@ def demo(figures: Figures) -> str:
     """Held-out loss of one node alone and of nodes merged, a row for each seed and their mean."""
     seeds = [*entries(figures, "per_seed"), {**figures, "seed": "mean"}]
     rows = [[str(row.get("seed")), number(row, "single_loss", 3), number(row, "merged_loss", 3)] for row in seeds]
+    losses = table(["seed", "one node alone", f"{figures['nodes']} nodes merged"], rows)
+    return f"{losses}\n{demo_setup(figures)}"
+
+
+def demo_setup(figures: Figures) -> str:
+    """What the demo ran, as sentences."""
     settings, outer = inner(figures, "settings"), inner(figures, "outer")
-    options = ", ".join(
-        f"{name} {value:g}" for name, value in outer.items() if isinstance(value, int | float) and value
-    )
+    options = [f"{name} {value:g}" for name, value in outer.items() if isinstance(value, int | float) and value]
     return (
-        table(["seed", "one node alone", f"{figures['nodes']} nodes merged"], rows)
-        + f"\nHeld-out loss in nats per byte after {settings['steps']} steps of each node. "
-        + f"{number(figures, 'parameters', 0)} parameters, merged every {settings['sync_every']} steps. Outer optimizer: {outer['name']} ({options}).\n"
-        + f"With a late join and a kill: {number(figures, 'churn_loss', 3)}. "
-        + f"The whole demo took {number(figures, 'seconds', 0)} s.\n"
+        f"Held-out loss in nats per byte after {settings['steps']} steps of each node; "
+        f"{number(figures, 'parameters', 0)} parameters, merged every {settings['sync_every']} steps.\n"
+        f"Outer optimizer: {outer['name']} ({', '.join(options)}). "
+        f"With a late join and a kill: {number(figures, 'churn_loss', 3)}. "
+        f"The whole demo took {number(figures, 'seconds', 0)} s.\n"
     )
 
 
