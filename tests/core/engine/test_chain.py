@@ -1,6 +1,7 @@
 """A chain's head follows its records, and predicts the next commit from what the run itself timed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def decided(record: RoundRecord) -> Decided:
     return Decided(record, digest(record.encoded()))
 
 
-def after(head: Head, now: float, **changes: object) -> Head:
+def after(head: Head, now: float, **changes: Any) -> Head:
     return succeeded(head, decided(record_after(head, RUN, **changes)), RUN.fragments, now)
 
 
