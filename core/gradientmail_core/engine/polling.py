@@ -22,12 +22,12 @@ def commit_gap(attempts: int, interval: float | None) -> float:
     if interval is None:
         return unknown_gap(attempts)
     first = min(FIRST_GAP, interval * PRECISION)
-    return max(min(first * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    return max(min(first * 2.0 ** min(attempts, 20), interval / 4), LEAST_GAP)
 
 
 def unknown_gap(attempts: int) -> float:
     """Seconds to the next question in a chain's first round, when nothing is known of its pace."""
-    return min(UNKNOWN_FIRST_GAP * 2 ** min(attempts, 20), UNKNOWN_GAP)
+    return min(UNKNOWN_FIRST_GAP * 2.0 ** min(attempts, 20), UNKNOWN_GAP)
 
 
 def snapshot_gap(attempts: int, interval: float | None, grace: float | None) -> float:
@@ -35,7 +35,7 @@ def snapshot_gap(attempts: int, interval: float | None, grace: float | None) -> 
     usual = (
         unknown_gap(attempts)
         if interval is None
-        else max(min(FIRST_GAP * 2 ** min(attempts, 20), interval / 4), LEAST_GAP)
+        else max(min(FIRST_GAP * 2.0 ** min(attempts, 20), interval / 4), LEAST_GAP)
     )
     return usual if grace is None else max(min(usual, grace / 4), LEAST_GAP)
 

@@ -1,0 +1,260 @@
+"""Closing a round, step by step: gather snapshots until quorum and grace, merge, write payloads, commit.
+
+Snapshots are fetched side by side, so a slow one delays none of the others, and each is judged once. At any
+moment another node's commit may come first; then that one stands and this node's payloads are removed.
+"""
+
+import asyncio
+
+import numpy as np
+
+from gradientmail_core.engine.closing import (
+    Merger,
+    judged,
+    merger,
+    outer_layout,
+    put_sections,
+    round_record,
+)
+from gradientmail_core.engine.election import next_closer
+from gradientmail_core.engine.gathering import (
+    Accepted,
+    Gathering,
+    blended,
+    closes_at,
+    grace_seconds,
+    step_seconds,
+    with_accepted,
+    with_quorum,
+    with_refused,
+    without_outliers,
+)
+from gradientmail_core.engine.polling import (
+    snapshot_gap,
+    snapshots_expected_at,
+)
+from gradientmail_core.engine.view import ChainView
+from gradientmail_core.events import (
+    RoundCommitted,
+    RoundLost,
+)
+from gradientmail_core.protocol.exchange import (
+    Decided,
+    bounded_get,
+    commit_round,
+    get_section,
+    read_round,
+)
+from gradientmail_core.protocol.fields import Rejected
+from gradientmail_core.protocol.keys import DeltaKey
+from gradientmail_core.protocol.records import Refusal, RoundRecord, Section
+from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.model import Flat
+from gradientmail_core.tensors.payload import payload_bytes_max
+from gradientmail_core.tensors.schema import FragmentLayout
+
+LAST_CALL_SECONDS = 0.25
+NEVER = float("inf")
+
+
+class Closer(ChainView):
+    """A chain view that can close its open round."""
+
+    async def _close(self) -> Decided:
+        self.gathering = Gathering()
+        fetching: dict[str, asyncio.Task[None]] = {}
+        attempts = 0
+        asked_at = -NEVER
+        try:
+            while True:
+                now = self._host.clock.now()
+                self._unlock(now)
+                self.gathering = with_quorum(self.gathering, self._needed(), now, self._expected_at())
+                closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
+                if closes is not None and now >= closes:
+                    await self._last_call(fetching)
+                    break
+                if self._board.hints.get(self.head.fragment, 0) >= self.round:
+                    state = await read_round(self._host.mailbox, self._run.id, self.round)
+                    if isinstance(state, Decided):
+                        return state
+                ask_at = self._snapshots_ask_at(attempts, asked_at, closes)
+                if now >= ask_at:
+                    self._fetch_missing(fetching)
+                    attempts, asked_at = attempts + 1, now
+                    continue
+                until = min(ask_at, closes if closes is not None else NEVER, now + self._host.timeouts.period)
+                if self.gathering.accepted and self._expected_at() > now:
+                    until = min(until, self._expected_at())
+                await self.bell.wait(self._host.clock, until - now)
+        finally:
+            for task in fetching.values():
+                task.cancel()
+        return await self._commit()
+
+    async def _last_call(self, fetching: dict[str, asyncio.Task[None]]) -> None:
+        """Ask once more for what is missing, so that nothing is left out that was there when the grace ended."""
+        self._fetch_missing(fetching)
+        asking = [task for task in fetching.values() if not task.done()]
+        if asking:
+            await self._first_of(asking, max(self.head.estimates.sync, LAST_CALL_SECONDS))
+
+    async def _first_of(self, tasks: list[asyncio.Task[None]], seconds: float) -> None:
+        """Until all ``tasks`` ended, at most ``seconds``."""
+
+        async def all_of_them() -> None:
+            await asyncio.wait(tasks)
+
+        timer, together = asyncio.ensure_future(self._host.clock.sleep(seconds)), asyncio.ensure_future(all_of_them())
+        try:
+            await asyncio.wait({timer, together}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            together.cancel()
+
+    def _snapshots_ask_at(self, attempts: int, asked_at: float, closes: float | None) -> float:
+        own = self.published if self.published is not None and self.published.round == self.round else None
+        if own is not None and self._host.node not in self.gathering.heard and own.at > asked_at:
+            return -NEVER
+        if attempts:
+            grace = closes - self.gathering.quorum_at if closes is not None and self.gathering.quorum_at else None
+            wait = min(snapshot_gap(attempts - 1, self.head.interval, grace), self._host.timeouts.period)
+            return asked_at + self._host.jitter(wait)
+        listed = bool(self._board.deltas.get(self.round))
+        return snapshots_expected_at(self.head, own.at if own else None, listed, self._host.timeouts.period)
+
+    def _fetch_missing(self, fetching: dict[str, asyncio.Task[None]]) -> None:
+        expected = set(self._board.live_learners()) | self._board.deltas.get(self.round, set())
+        if self.published is not None and self.published.round == self.round:
+            expected.add(self._host.node)
+        for node in sorted(expected - self.gathering.heard):
+            if node not in fetching or fetching[node].done():
+                fetching[node] = asyncio.ensure_future(self._fetch(node, self.round))
+
+    async def _fetch(self, node: str, round: int) -> None:
+        body = await self._snapshot_body(node, round)
+        if body is None:
+            return
+        head = self.head
+        verdict = await self._host.clock.compute(lambda: judged(body, node, round, head, self._run))
+        if node in self.gathering.heard:
+            return
+        self._board.evident([node])
+        now = self._host.clock.now()
+        if isinstance(verdict, Accepted):
+            self.gathering = with_accepted(self.gathering, verdict, now)
+        else:
+            self.gathering = with_refused(self.gathering, verdict)
+        self.bell.ring()
+
+    async def _snapshot_body(self, node: str, round: int) -> bytes | bytearray | None:
+        if node == self._host.node and self.published is not None and self.published.round == round:
+            return self.published.body
+        if node == self._host.node:
+            return None
+        limit = payload_bytes_max(self.layout, codec_named(self._run.settings.delta_codec))
+        return await bounded_get(self._host.mailbox, DeltaKey(round, node).path, limit)
+
+    async def _commit(self) -> Decided:
+        started = self._host.clock.now()
+        head, round = self.head, self.round
+        gathering = without_outliers(self.gathering, head.version + 1, head.estimates)
+        result = await self._merged(gathering)
+        if isinstance(result, Decided):
+            return result
+        if result is None:
+            gathering = _void(gathering)
+            sections: tuple[Section, ...] = head.sections
+        else:
+            sections = await put_sections(self._host, self.layout, self._outer_layout(), round, result)
+        grace = grace_seconds(self._run.settings, head.estimates, step_seconds(gathering, head.estimates))
+        record = round_record(
+            self._host,
+            self._run,
+            head,
+            gathering=gathering,
+            sections=sections,
+            estimates=blended(head.estimates, gathering, grace=grace, sync=self._host.clock.now() - started),
+            cosine=result.cosine if result is not None else None,
+            newest_step=max(self._board.newest_step, self._board.clock()),
+            closer=self._next_closer(),
+        )
+        decided = await commit_round(self._host.mailbox, self._host.clock, record)
+        await self._settled(decided, record, result, started)
+        return decided
+
+    async def _merged(self, gathering: Gathering) -> Merger | Decided | None:
+        if not gathering.accepted:
+            return None
+        outer = await self._outer_state()
+        if isinstance(outer, Decided):
+            return outer
+        theta, head = self.theta, self.head
+        return await self._host.clock.compute(lambda: merger(self._run, head, theta, outer, gathering.accepted))
+
+    async def _settled(self, decided: Decided, record: RoundRecord, result: Merger | None, started: float) -> None:
+        if decided.record != record:
+            self._host.emit(RoundLost(self.head.fragment, record.round, decided.record.node))
+            if result is not None:
+                await self._sweeper.discard(record.sections, keep=decided.record.sections)
+            return
+        self._ours = decided
+        if result is not None:
+            self.theta = result.theta
+            self._outer = (decided.digest, result.outer)
+        elif self._outer is not None:
+            self._outer = (decided.digest, self._outer[1])
+        self._host.emit(
+            RoundCommitted(
+                fragment=self.head.fragment,
+                round=record.round,
+                participants=tuple(participant.node for participant in record.participants),
+                refused=tuple(f"{refusal.node}: {refusal.reason}" for refusal in record.refusals),
+                cosine=record.cosine,
+                seconds=self._host.clock.now() - started,
+            )
+        )
+
+    def _next_closer(self) -> str:
+        return next_closer(
+            self._host.node,
+            run=self._run.id,
+            fragment=self.head.fragment,
+            closers=self._board.closers,
+            live=self._board.live_closers(),
+            leaving=self._board.leaving,
+        )
+
+    def _outer_layout(self) -> FragmentLayout:
+        return outer_layout(self.layout, self._run.settings.outer.state_names())
+
+    async def _outer_state(self) -> tuple[Flat, ...] | Decided:
+        """The outer optimizer's state at the head: from memory, from the store, or zeros for version 0.
+
+        If its payload cannot be read, another node may have gone on: then its commit. If nobody has for the lease
+        time-out, the state is lost and starts anew.
+        """
+        if self._outer is not None and self._outer[0] == self.head.digest:
+            return self._outer[1]
+        names = self._run.settings.outer.state_names()
+        section = self.head.section("outer")
+        give_up_at = self._host.clock.now() + self._host.timeouts.lease
+        while section is not None and self._host.clock.now() < give_up_at:
+            flat = await get_section(self._host.mailbox, self._host.clock, section, self._outer_layout())
+            if not isinstance(flat, Rejected):
+                return tuple(flat[i * self.layout.size : (i + 1) * self.layout.size] for i in range(len(names)))
+            self._board.ignored(section.key, flat.reason)
+            state = await read_round(self._host.mailbox, self._run.id, self.round)
+            if isinstance(state, Decided):
+                return state
+            await self._host.clock.sleep(self._host.timeouts.period)
+        return tuple(np.zeros(self.layout.size, np.float32) for _ in names)
+
+
+def _void(gathering: Gathering) -> Gathering:
+    """The gathering when nothing of it can be merged: what was accepted is refused as not finite."""
+    for snapshot in gathering.accepted:
+        record = snapshot.record
+        refusal = Refusal(record.node, record.incarnation, snapshot.digest, "nonfinite")
+        gathering = with_refused(gathering, refusal)
+    return Gathering(refused=gathering.refused, heard=gathering.heard, first_at=gathering.first_at)

@@ -1,0 +1,124 @@
+"""Following a chain: ask for the next commit when it is due, and close the round in the closer's place if it must be.
+
+A node takes over when the closer left or shows no sign of life, or when a quorum of snapshots is known and the
+round is long overdue. Candidates wait in rendezvous order, and a claim keeps most of them from doing the same
+work; but a claim decides nothing. The commit does, so taking over from a closer that is only slow harms nobody.
+"""
+
+from gradientmail_core.engine.closer import Closer
+from gradientmail_core.engine.polling import (
+    commit_expected_at,
+    commit_gap,
+    overdue_after,
+    probable_commit,
+)
+from gradientmail_core.events import (
+    RoundTakenOver,
+)
+from gradientmail_core.protocol.exchange import (
+    Decided,
+    Won,
+    create_once,
+    read_round,
+)
+from gradientmail_core.protocol.keys import ClaimKey
+from gradientmail_core.protocol.records import Claim, parse_claim
+
+CLAIMS_MOST = 1000
+NEVER = float("inf")
+
+
+class Follower(Closer):
+    """A chain view that follows other closers, and takes over from them."""
+
+    async def _follow(self) -> Decided:
+        attempts = 0
+        asked_at = -NEVER
+        while True:
+            now = self._host.clock.now()
+            self._unlock(now)
+            ask_at = self._ask_at(attempts, asked_at)
+            if now >= ask_at:
+                state = await read_round(self._host.mailbox, self._run.id, self.round)
+                if isinstance(state, Decided):
+                    self._committed_about = probable_commit(now, asked_at, self.head.interval)
+                    return state
+                attempts, asked_at = attempts + 1, now
+                continue
+            take_at, reason = self._takeover_at(now)
+            if now >= take_at:
+                claimed = await self._claimed(reason)
+                if claimed is not None:
+                    return claimed
+                continue
+            hurry_at = self._hurry_at()
+            if now >= hurry_at:
+                self._hurry(self.head.fragment, True)
+                hurry_at = NEVER
+            until = min(ask_at, take_at, hurry_at, now + self._host.timeouts.period)
+            await self.bell.wait(self._host.clock, until - now)
+
+    def _hurry_at(self) -> float:
+        """When to publish early, because the round will probably close within one upload from then."""
+        if self._run.settings.follow is False or self.head.interval is None or self.published is not None:
+            return NEVER
+        return self.head.seen + self.head.interval - self._upload_seconds
+
+    def _ask_at(self, attempts: int, asked_at: float) -> float:
+        if attempts:
+            wait = min(commit_gap(attempts - 1, self.head.interval), self._host.timeouts.period)
+            return asked_at + self._host.jitter(wait)
+        if self._board.hints.get(self.head.fragment, 0) >= self.round:
+            return -NEVER
+        published_at = self.published.at if self.published is not None else None
+        return commit_expected_at(self.head, published_at, self._host.timeouts.period)
+
+    def _takeover_at(self, now: float) -> tuple[float, str]:
+        """When this node should close the round in the closer's place, and why."""
+        reason = self._board.gone(self.head.closer, max(self.head.seen, self.started_at))
+        if self._board.leaving and self.published is None:
+            return NEVER, ""
+        candidates = self._board.candidates(self._run, self.head.fragment)
+        others = [node for node in candidates if node not in (self.head.closer, self._host.node)]
+        turn = len(others) if self._host.node not in candidates else candidates.index(self._host.node)
+        patience = turn * max(self.head.estimates.sync, 1.0)
+        if reason is not None:
+            self._quorum_known_at = self._quorum_known_at or now
+            return self._quorum_known_at + patience, reason
+        late_at = self._late_at(now)
+        return late_at + patience, "the round is overdue"
+
+    def _late_at(self, now: float) -> float:
+        known = set(self._board.deltas.get(self.round, ()))
+        if self.published is not None and self.published.round == self.round:
+            known.add(self._host.node)
+        if len(known) < self._needed():
+            return NEVER
+        if self._quorum_known_at is None:
+            self._quorum_known_at = now
+        return self._quorum_known_at + overdue_after(self.head, self._host.timeouts.lease)
+
+    async def _claimed(self, reason: str) -> Decided | None:
+        """Claim the round and close it; None if another node's claim stands."""
+        claim = Claim(self._run.id, self._host.node, self._host.incarnation, self._host.nonce())
+        round, previous = self.round, self.head.closer
+        for number in range(CLAIMS_MOST):
+            key = ClaimKey(round, number).path
+            outcome = await create_once(self._host.mailbox, self._host.clock, key, claim.encoded())
+            if isinstance(outcome, Won):
+                self._board.claims[round].add(number)
+                break
+            holder = parse_claim(outcome.body, self._run.id)
+            if isinstance(holder, Claim) and not self._claim_lapsed(holder):
+                self._quorum_known_at = self._host.clock.now()
+                return None
+        state = await read_round(self._host.mailbox, self._run.id, round)
+        if isinstance(state, Decided):
+            return state
+        self._host.emit(RoundTakenOver(self.head.fragment, round, previous, reason))
+        return await self._close()
+
+    def _claim_lapsed(self, holder: Claim) -> bool:
+        if holder.node == self._host.node:
+            return holder.incarnation != self._host.incarnation
+        return self._board.gone(holder.node, self.started_at) is not None

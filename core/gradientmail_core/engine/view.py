@@ -1,0 +1,117 @@
+"""One node's view of a chain: the newest commit with its parameters, its own snapshot, what it has gathered.
+
+The state that following and closing share. Everything here is this node's alone and can be rebuilt from the
+store, so a crash loses nothing that others need.
+"""
+
+from collections.abc import Callable
+
+from gradientmail_core.engine.chain import Head
+from gradientmail_core.engine.gathering import (
+    Gathering,
+)
+from gradientmail_core.engine.learner import Commit, Message, Overdue, Wanted
+from gradientmail_core.engine.polling import (
+    overdue_after,
+)
+from gradientmail_core.engine.publishing import Published
+from gradientmail_core.engine.run import Bell, Board, Host, Run
+from gradientmail_core.engine.sweeping import Sweeper
+from gradientmail_core.protocol.exchange import (
+    Decided,
+)
+from gradientmail_core.tensors.model import Flat
+
+UPLOAD_SMOOTHING = 0.3
+
+
+class ChainView:
+    """What a node knows of one fragment. ``deliver`` and ``hurry`` lead to the learner."""
+
+    def __init__(
+        self,
+        host: Host,
+        run: Run,
+        board: Board,
+        commit: Commit,
+        deliver: Callable[[Message], None],
+        hurry: Callable[[int, bool], None],
+    ) -> None:
+        self._host = host
+        self._run = run
+        self._board = board
+        self._deliver = deliver
+        self._hurry = hurry
+        self._sweeper = Sweeper(host, run, board)
+        self.layout = run.layouts[commit.head.fragment]
+        self.head: Head = commit.head
+        self.theta: Flat = commit.theta
+        self.published: Published | None = None
+        self.gathering = Gathering()
+        self.started_at = host.clock.now()
+        self.bell = board.bells.setdefault(commit.head.fragment, Bell())
+        self._outer: tuple[str, tuple[Flat, ...]] | None = None
+        self._quorum_known_at: float | None = None
+        self._wanted_told = False
+        self._upload_seconds = 0.0
+        self._committed_about: float | None = None
+        self._ours: Decided | None = None
+        self._announce()
+
+    @property
+    def round(self) -> int:
+        """The open round."""
+        return self.head.next_round(self._run.fragments)
+
+    @property
+    def closing(self) -> bool:
+        """True if this node is the named closer of the open round."""
+        return self.head.closer == self._host.node
+
+    @property
+    def settling(self) -> bool:
+        """True while this node closes a round that others already contributed to."""
+        return self.closing and bool(self.gathering.accepted)
+
+    def uploaded(self, seconds: float) -> None:
+        """Learn how long an upload of this fragment takes."""
+        self._upload_seconds += UPLOAD_SMOOTHING * (seconds - self._upload_seconds)
+
+    async def hint(self) -> None:
+        """Leave a hint at the newest commit, if this node closes the fragment."""
+        if self.closing:
+            await self._sweeper.hint(self.head, force=True)
+
+    async def tidy(self) -> None:
+        """Remove what is left of closed rounds, if this node closes the fragment."""
+        if self.closing:
+            await self._sweeper.tidy(self.head.fragment)
+
+    def _announce(self) -> None:
+        self._board.closers[self.head.fragment] = self.head.closer
+        self._board.open_rounds[self.head.fragment] = self.round
+
+    def _needed(self) -> int:
+        """Accepted snapshots that make a quorum: all live learners' if there are fewer than the run asks for."""
+        return min(self._run.settings.quorum_size, max(len(self._board.live_learners()), 1))
+
+    def _expected_at(self) -> float:
+        """When the open round should be committed, if it goes as usual."""
+        return self.head.seen + (self.head.interval or 0.0)
+
+    def _unlock(self, now: float) -> None:
+        """Keep nodes from waiting for each other for ever.
+
+        A round that takes too long frees its place in ``in_flight``. While this node has such a round, it reports
+        at once, without trained steps if need be, on every fragment on which another node has reported.
+        """
+        fragment = self.head.fragment
+        own = self.published
+        late_after = overdue_after(self.head, self._host.timeouts.lease)
+        if own is not None and now >= own.at + late_after and fragment not in self._board.overdue:
+            self._board.overdue.add(fragment)
+            self._deliver(Overdue(fragment))
+        reported = self._board.deltas.get(self.round, set()) | self.gathering.heard
+        if self._board.overdue and own is None and not self._wanted_told and reported - {self._host.node}:
+            self._wanted_told = True
+            self._deliver(Wanted(fragment))
