@@ -130,11 +130,12 @@ def without_outliers(gathering: Gathering, version: int, estimates: Estimates) -
 
 
 def shares(accepted: Sequence[Accepted]) -> tuple[float, ...]:
-    """Each snapshot's weight, tokens^2 / steps, as a share of the round (quantity times quality)."""
-    weights = [snapshot.record.tokens**2 / snapshot.record.steps for snapshot in accepted]
+    """Each snapshot's weight, tokens^2 / steps, as a share of the round (quantity times quality), above 0.
+
+    Who claims no token counts as one: merges take no weight of 0.
+    """
+    weights = [max(snapshot.record.tokens, 1) ** 2 / snapshot.record.steps for snapshot in accepted]
     total = math.fsum(weights)
-    if total <= 0:
-        return tuple(1.0 / len(weights) for _ in weights)
     return tuple(weight / total for weight in weights)
 
 
