@@ -19,7 +19,7 @@ from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.gathering import Accepted, Gathering, shares
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.protocol.exchange import put_section
-from gradientmail_core.protocol.fields import Rejected
+from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
 from gradientmail_core.protocol.records import (
     Estimates,
     Participant,
@@ -38,6 +38,7 @@ from gradientmail_core.tensors.payload import Malformed, Payload, parse_payload
 from gradientmail_core.tensors.schema import FragmentLayout
 
 SNAPSHOT_METADATA = "gradientmail"
+REFUSALS_MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ def delta_norm(payload: Payload, layout: FragmentLayout, codec_name: str) -> flo
     for start in range(0, layout.size, BLOCK):
         part = block[: min(BLOCK, layout.size - start)]
         codec.decode(payload.parts, start, start + part.size, part)
-        total += float(np.add.reduce(np.square(part, dtype=np.float64)))
+        with np.errstate(invalid="ignore"):
+            total += float(np.add.reduce(np.square(part, dtype=np.float64)))
     return float(np.sqrt(total))
 
 
@@ -174,8 +176,14 @@ def round_record(
         closer=closer,
         sections=tuple(sections),
         participants=tuple(sorted(participants, key=lambda participant: participant.node)),
-        refusals=tuple(sorted(gathering.refused, key=lambda refusal: refusal.node)),
+        refusals=_named_refusals(gathering.refused),
         estimates=estimates,
         cosine=cosine,
-        merged_tokens=head.merged_tokens + sum(participant.tokens for participant in participants),
+        merged_tokens=min(head.merged_tokens + sum(participant.tokens for participant in participants), COUNT_MAX),
     )
+
+
+def _named_refusals(refused: Sequence[Refusal]) -> tuple[Refusal, ...]:
+    """The refusals in node order; of a flood, those of real snapshots first, and no more than a record has room for."""
+    kept = sorted(refused, key=lambda refusal: (not refusal.snapshot, refusal.node))[:REFUSALS_MOST]
+    return tuple(sorted(kept, key=lambda refusal: refusal.node))

@@ -1,0 +1,345 @@
+"""Closing: what is merged and why not, equal bytes from equal inputs, and records that every reader takes."""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradientmail_core.algorithms.merge import WeightedMean
+from gradientmail_core.algorithms.outer import SGD, Adam, Nesterov
+from gradientmail_core.algorithms.schedule import is_due
+from gradientmail_core.engine.closing import (
+    SNAPSHOT_METADATA,
+    delta_norm,
+    judged,
+    merger,
+    outer_layout,
+    put_sections,
+    round_record,
+)
+from gradientmail_core.engine.gathering import Accepted, Gathering
+from gradientmail_core.protocol.exchange import get_section
+from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
+from gradientmail_core.protocol.records import Estimates, Refusal, RoundRecord, SnapshotRecord, digest, parse_round
+from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, read_metadata
+from tests.core.engine.parts import SETTINGS, Place, first_head, run_of, snapshot_body, virtually
+
+PLAIN = replace(SETTINGS, merge=WeightedMean(), outer=SGD(lr=1.0))
+RUN = run_of(PLAIN)
+HEAD = first_head(RUN)
+ROUND = HEAD.next_round(RUN.fragments)
+SIZE = RUN.layouts[0].size
+
+
+def body_of(node: str = "a", delta: Any = 0.5, run: Any = RUN, **changes: Any) -> bytes:
+    """A snapshot of a node for the open round."""
+
+    async def main(place: Place) -> bytes:
+        return snapshot_body(run, first_head(run), place.host(node), delta, **changes)
+
+    return virtually(main)
+
+
+def altered(body: bytes, **changes: Any) -> bytes:
+    """The snapshot with other fields in its record, its data as they were."""
+    codec = codec_named("F32")
+    metadata = read_metadata(body)
+    payload = parse_payload(body, RUN.layouts[0], codec)
+    assert not isinstance(metadata, Malformed) and not isinstance(payload, Malformed)
+    text = json.dumps({**json.loads(metadata[SNAPSHOT_METADATA]), **changes})
+    return bytes(
+        encode_payload(RUN.layouts[0], codec, payload.parts[0].view("<f4"), lambda _: {SNAPSHOT_METADATA: text})
+    )
+
+
+def verdict(body: bytes, node: str = "a", run: Any = RUN) -> Accepted | Refusal:
+    return judged(body, node, ROUND, first_head(run), run)
+
+
+def accepted(node: str = "a", delta: Any = 0.5, run: Any = RUN, **changes: Any) -> Accepted:
+    found = verdict(body_of(node, delta, run, **changes), node, run)
+    assert isinstance(found, Accepted), found
+    return found
+
+
+# -- judging -----------------------------------------------------------------------------------------------
+
+
+def test_an_honest_snapshot_is_accepted() -> None:
+    body = body_of()
+    found = verdict(body)
+    assert isinstance(found, Accepted)
+    metadata = read_metadata(body)
+    assert not isinstance(metadata, Malformed)
+    assert found.digest == digest(metadata[SNAPSHOT_METADATA])
+    assert (found.record.node, found.record.steps, found.record.tokens) == ("a", 20, 160)
+    assert found.norm == pytest.approx(0.5 * SIZE**0.5)
+
+
+@pytest.mark.parametrize(
+    ("reason", "body"),
+    [
+        ("zero_steps", body_of(steps=0)),
+        ("stale", body_of(record="9" * 64)),
+        ("nonfinite", body_of(delta=np.nan)),
+        ("nonfinite", body_of(delta=np.inf)),
+        ("nonfinite", body_of(delta=np.where(np.arange(SIZE) == 7, -np.inf, 0))),
+        ("corrupt", b""),
+        ("corrupt", b"\xff" * 1000),
+        ("corrupt", body_of()[:-4]),
+        ("corrupt", body_of() + b"\0" * 4),
+        ("corrupt", altered(body_of(), data="0" * 64)),
+        ("run", body_of("b")),
+        ("run", altered(body_of(), run="6b" * 16)),
+        ("run", altered(body_of(), round=ROUND + RUN.fragments)),
+        ("run", altered(body_of(), format=2)),
+        ("run", altered(body_of(), steps=-1)),
+        ("run", altered(body_of(), steps=2**31 + 1)),
+        ("run", altered(body_of(), step_seconds="fast")),
+    ],
+)
+def test_each_refusal(reason: str, body: bytes) -> None:
+    found = verdict(body)
+    assert isinstance(found, Refusal) and (found.node, found.reason) == ("a", reason)
+
+
+def test_a_snapshot_without_a_record_is_refused() -> None:
+    body = bytes(encode_payload(RUN.layouts[0], codec_named("F32"), np.zeros(SIZE, np.float32), lambda _: {"x": "y"}))
+    assert verdict(body) == Refusal("a", "", "", "run")
+
+
+def test_a_snapshot_of_another_fragment_or_codec_is_refused() -> None:
+    assert judged(body_of(), "a", ROUND + 1, first_head(RUN, 1), RUN) == Refusal("a", "", "", "corrupt")
+    assert verdict(body_of(), run=run_of(replace(PLAIN, delta_codec="BF16"))) == Refusal("a", "", "", "corrupt")
+
+
+def test_a_refused_snapshot_is_named_so_that_its_writer_learns_of_it() -> None:
+    body = body_of(steps=0)
+    metadata = read_metadata(body)
+    assert not isinstance(metadata, Malformed)
+    found = verdict(body)
+    assert isinstance(found, Refusal)
+    assert found.snapshot == digest(metadata[SNAPSHOT_METADATA])
+    assert found.incarnation == json.loads(metadata[SNAPSHOT_METADATA])["incarnation"]
+
+
+def test_tokens_are_clamped_to_what_the_run_allows_for_the_steps() -> None:
+    run = run_of(replace(PLAIN, tokens_per_step_max=10))
+    greedy = accepted(tokens=10**12, run=run)
+    assert greedy.record.tokens == 200
+    assert greedy.digest == digest(replace(greedy.record, tokens=10**12).encoded()), "the digest is its writer's"
+    assert accepted(tokens=199, run=run).record.tokens == 199
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_refused(body: bytes) -> None:
+    assert isinstance(verdict(body), Refusal)
+
+
+BODY = body_of()
+
+
+@given(st.integers(0, len(BODY) - 1), st.integers(1, 255))
+@settings(max_examples=200, deadline=None)
+def test_a_flipped_byte_is_never_an_exception_and_never_another_delta(place: int, flip: int) -> None:
+    body = bytearray(BODY)
+    body[place] ^= flip
+    found = verdict(bytes(body))
+    if isinstance(found, Accepted):
+        assert found.payload.sha256 == found.record.data and found.norm == pytest.approx(0.5 * SIZE**0.5)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(list(json.loads(accepted().record.encoded()))), st.none() | st.text() | st.integers()
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_any_record_in_the_metadata_is_judged(changes: dict[str, object]) -> None:
+    assert isinstance(verdict(altered(BODY, **changes)), Accepted | Refusal)
+
+
+@pytest.mark.parametrize("codec", ["F32", "F16", "BF16", "F8_E4M3", "F4", "INT8", "INT4", "INT2", "TOPK(64/4096,INT2)"])
+def test_random_data_in_any_codec_never_raises(codec: str) -> None:
+    run = run_of(replace(PLAIN, delta_codec=codec))
+    layout, noise = run.layouts[0], np.random.default_rng(0)
+    body = body_of(run=run, delta=noise.standard_normal(layout.size, np.float32))
+    header = 8 + struct.unpack_from("<Q", body)[0]
+    for _ in range(20):
+        random = body[:header] + noise.bytes(len(body) - header)
+        payload = parse_payload(random, layout, codec_named(codec))
+        assert not isinstance(payload, Malformed)
+        delta_norm(payload, layout, codec)
+        assert isinstance(verdict(random, run=run), Refusal)
+
+
+# -- merging -----------------------------------------------------------------------------------------------
+
+
+def test_the_outer_step_moves_the_parameters_by_the_weighted_mean() -> None:
+    theta = np.full(SIZE, 10.0, np.float32)
+    two = [accepted("a", 1.0, tokens=100), accepted("b", 2.0, tokens=200)]
+    result = merger(RUN, HEAD, theta, (), two)
+    assert result is not None
+    assert result.theta == pytest.approx(10.0 - (0.2 * 1.0 + 0.8 * 2.0))
+    assert (theta == 10.0).all(), "inputs stay as they are"
+    assert result.cosine == pytest.approx(1.0)
+    assert result.outer == ()
+
+
+def test_outer_state_is_moved_and_not_shared() -> None:
+    run = run_of(replace(PLAIN, outer=Nesterov(lr=1.0, momentum=0.5, warmup=0.0)))
+    theta, momentum = np.zeros(SIZE, np.float32), np.full(SIZE, 2.0, np.float32)
+    result = merger(run, first_head(run), theta, (momentum,), [accepted("a", 1.0, run)])
+    assert result is not None
+    assert (result.outer[0] == 2.0).all() and (momentum == 2.0).all()
+    assert result.outer[0] is not momentum
+    assert result.theta == pytest.approx(-(1.0 + 0.5 * 2.0))
+
+
+def test_equal_snapshots_give_equal_bytes_in_any_order() -> None:
+    run = run_of(SETTINGS)
+    noise = np.random.default_rng(1)
+    many = [accepted(node, noise.standard_normal(SIZE).astype(np.float32), run) for node in "abcde"]
+    theta, momentum = np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32)
+    results = [
+        merger(run, first_head(run), theta, (momentum,), order) for order in (many, many[::-1], many[2:] + many[:2])
+    ]
+    first, *others = [(one.theta.tobytes(), one.outer[0].tobytes(), one.cosine) for one in results if one is not None]
+    assert len(others) == 2 and all(other == first for other in others)
+
+
+@pytest.mark.parametrize("theta", [3e38, -3e38])
+def test_a_result_that_is_not_finite_is_none(theta: float) -> None:
+    with np.errstate(over="ignore"):
+        found = merger(RUN, HEAD, np.full(SIZE, theta, np.float32), (), [accepted("a", np.copysign(3e38, -theta))])
+    assert found is None
+
+
+def test_an_outer_state_that_is_not_finite_is_none() -> None:
+    run = run_of(replace(PLAIN, outer=Nesterov(lr=1e-6, momentum=0.9, warmup=0.0)))
+    momentum = np.full(SIZE, 3e38, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = merger(run, first_head(run), np.zeros(SIZE, np.float32), (momentum,), [accepted("a", 3e38, run)])
+    assert found is None
+
+
+@pytest.mark.parametrize("outer", [SGD(), Nesterov(), Adam()])
+def test_sections_come_back_as_they_were(outer: Any) -> None:
+    run, names = run_of(replace(PLAIN, outer=outer)), outer.state_names()
+    state = tuple(np.full(SIZE, 0.5 + index, np.float32) for index in range(len(names)))
+    result = merger(run, first_head(run), np.ones(SIZE, np.float32), state, [accepted("a", 1.0, run)])
+    assert result is not None
+
+    async def main(place: Place) -> None:
+        host, layout = place.host(), RUN.layouts[0]
+        state_layout = outer_layout(layout, names)
+        sections = await put_sections(host, layout, state_layout, ROUND, result)
+        assert [section.name for section in sections] == (["theta", "outer"] if names else ["theta"])
+        theta = await get_section(host.mailbox, host.clock, sections[0], layout)
+        assert not isinstance(theta, Rejected) and theta.tobytes() == result.theta.tobytes()
+        if names:
+            flat = await get_section(host.mailbox, host.clock, sections[1], state_layout)
+            assert not isinstance(flat, Rejected)
+            assert flat.tobytes() == b"".join(part.tobytes() for part in result.outer)
+
+    virtually(main)
+
+
+def test_the_layout_of_the_state_repeats_the_fragments_pieces() -> None:
+    layout = outer_layout(RUN.layouts[0], ("mean", "square"))
+    assert layout.size == 2 * SIZE
+    assert len({piece.key for piece in layout.pieces}) == 2 * len(RUN.layouts[0].pieces)
+    assert [piece.offset for piece in layout.pieces] == [
+        sum(p.elements for p in layout.pieces[:i]) for i in range(len(layout.pieces))
+    ]
+
+
+# -- the record --------------------------------------------------------------------------------------------
+
+
+def record_of(gathering: Gathering, *, newest_step: int = 0, merged_tokens: int = 0, **head: Any) -> RoundRecord:
+    async def main(place: Place) -> RoundRecord:
+        return round_record(
+            place.host("a"),
+            RUN,
+            replace(HEAD, merged_tokens=merged_tokens, **head),
+            gathering=gathering,
+            sections=HEAD.sections,
+            estimates=Estimates(step=0.1),
+            cosine=0.5,
+            newest_step=newest_step,
+            closer="b",
+        )
+
+    return virtually(main)
+
+
+def readable(record: RoundRecord) -> bool:
+    return parse_round(record.encoded(), RUN.id, record.round) == record
+
+
+def gathering_of(snapshots: Sequence[Accepted] = (), refused: Sequence[Refusal] = ()) -> Gathering:
+    return Gathering(accepted=tuple(snapshots), refused=tuple(refused))
+
+
+def test_a_record_says_who_took_part_and_who_did_not() -> None:
+    stale = verdict(body_of("c", record="9" * 64), "c")
+    assert isinstance(stale, Refusal)
+    two = [accepted("b", tokens=100), accepted("a", tokens=300)]
+    record = record_of(gathering_of(two, [stale]), merged_tokens=1000)
+    assert [(one.node, one.tokens) for one in record.participants] == [("a", 300), ("b", 100)]
+    assert [one.weight for one in record.participants] == pytest.approx([0.9, 0.1])
+    assert record.participants[1].snapshot == two[0].digest
+    assert record.refusals == (stale,)
+    assert record.merged_tokens == 1400
+    assert (record.prev, record.round, record.node, record.closer) == (HEAD.digest, ROUND, "a", "b")
+    assert readable(record) and not record.void
+
+
+def test_a_void_record_names_the_sections_it_found() -> None:
+    record = record_of(gathering_of(), merged_tokens=7)
+    assert record.void and record.sections == HEAD.sections and record.merged_tokens == 7
+    assert readable(record)
+
+
+@pytest.mark.parametrize(
+    ("newest", "step", "next_step"),
+    [(0, 10, 30), (10, 10, 30), (29, 10, 30), (30, 10, 50), (31, 10, 50), (1007, 10, 1010)],
+)
+def test_missed_cycles_are_passed_over(newest: int, step: int, next_step: int) -> None:
+    record = record_of(gathering_of(), newest_step=newest)
+    assert (record.step, record.next_step) == (step, next_step)
+    assert record.newest_step == max(newest, step)
+    assert is_due(record.next_step, 0, RUN.fragments, RUN.settings.sync_every)
+
+
+def test_two_attempts_never_have_the_same_bytes() -> None:
+    async def main(place: Place) -> set[str]:
+        host = place.host()
+        return {host.nonce() for _ in range(100)}
+
+    assert len(virtually(main)) == 100
+
+
+def test_absurd_token_counts_do_not_make_a_record_unreadable() -> None:
+    greedy = replace(accepted(), record=replace(accepted().record, tokens=COUNT_MAX, steps=2**31))
+    assert readable(record_of(gathering_of([greedy]), merged_tokens=COUNT_MAX))
+
+
+def test_a_flood_of_refusals_does_not_make_a_record_unreadable() -> None:
+    flood = [Refusal(f"{number:064d}", "f" * 64, "4" * 64, "corrupt") for number in range(20_000)]
+    record = record_of(gathering_of([accepted()], flood))
+    assert readable(record)
+    assert 100 <= len(record.refusals) < len(flood)
+
+
+def test_snapshot_records_carry_everything_that_judging_needs() -> None:
+    assert set(json.loads(accepted().record.encoded())) == set(SnapshotRecord.__slots__)
