@@ -65,6 +65,7 @@ class Closer(ChainView):
         fetching: dict[str, asyncio.Task[None]] = {}
         attempts = 0
         asked_at = -NEVER
+        look_at = self._host.clock.now() + self._host.timeouts.period
         try:
             while True:
                 now = self._host.clock.now()
@@ -74,7 +75,8 @@ class Closer(ChainView):
                 if closes is not None and now >= closes:
                     await self._last_call(fetching)
                     break
-                if self._board.hints.get(self.head.fragment, 0) >= self.round:
+                if now >= look_at or self._board.hints.get(self.head.fragment, 0) >= self.round:
+                    look_at = now + self._host.timeouts.period
                     state = await read_round(self._host.mailbox, self._run.id, self.round)
                     if isinstance(state, Decided):
                         return state

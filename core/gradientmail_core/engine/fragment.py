@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gradientmail_core.engine.chain import Head, succeeded
 from gradientmail_core.engine.follower import Follower
+from gradientmail_core.engine.gathering import Gathering
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.events import (
     SnapshotRefused,
@@ -60,6 +61,7 @@ class Fragment(Follower):
         if decided.record.node == self._host.node and self._ours is not None:
             await self._sweeper.committed(head, sorted(self.gathering.heard))
         self._ours = None
+        self.gathering = Gathering()
 
     def _own_verdict(self, record: RoundRecord) -> tuple[bool, str | None]:
         own, self.published = self.published, None
