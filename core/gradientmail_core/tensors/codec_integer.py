@@ -55,8 +55,6 @@ class Uniform:
         scaled = scratch("scaled", rows.size, np.float32).reshape(rows.shape)
         with np.errstate(invalid="ignore", under="ignore"):
             np.multiply(rows, inverse[:, None], out=scaled)
-            np.minimum(scaled, np.float32(self.largest), out=scaled)
-            np.maximum(scaled, np.float32(-self.largest), out=scaled)
             np.add(scaled, ROUNDING, out=scaled)
         whole = scaled.reshape(-1).view(np.uint32)
         if self.bits == 8:
@@ -76,7 +74,11 @@ class Uniform:
             np.multiply(rows, _widened(scales)[:, None], out=rows)
 
     def _scales(self, largest: NDArray[np.uint32], patterns: NDArray[np.uint16]) -> NDArray[np.float32]:
-        """Write each row's scale, rounded up to bfloat16; gives the inverses."""
+        """Write each row's scale, rounded up to bfloat16; gives the inverses.
+
+        The one scale that is rounded down, for the largest floats, is so by less than 1/500: no quotient
+        passes ``largest + 1/2``, and none needs clipping.
+        """
         finite = largest < INFINITE
         with np.errstate(under="ignore", invalid="ignore"):
             exact = largest.view(np.float32) / np.float32(self.largest)
@@ -97,9 +99,8 @@ class FourLevels:
     scales_per_group: int = 2
 
     def encode(self, rows: Rows, scales: Bytes, packed: Bytes) -> None:
-        """Find each row's levels, then code by the nearer one and the sign."""
-        largest = largest_magnitudes(rows)
-        unit = _powers_of_two(largest)
+        """Find each row's levels, then code by the nearer one and the sign; values not finite make the levels so."""
+        unit = _powers_of_two(largest_magnitudes(rows))
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             magnitudes = scratch("scaled", rows.size, np.float32).reshape(rows.shape)
             np.multiply(rows, 1 / unit[:, None], out=magnitudes)
@@ -107,7 +108,6 @@ class FourLevels:
             levels = _lloyd(magnitudes)
             high_half = np.greater(magnitudes, levels.mean(axis=1, keepdims=True), out=_flags(rows))
             scaled = levels * unit[:, None]
-        scaled[largest >= INFINITE] = np.nan
         round_to_bf16(scaled.reshape(-1), scales.view(np.uint16))
         codes = codes_for(rows)
         signs = np.right_shift(rows.reshape(-1).view(np.uint32), 31, out=scratch("signs", rows.size, np.uint32))

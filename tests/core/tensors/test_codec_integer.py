@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradientmail_core.tensors.codec_groups import codes_for, look_up, pack, table_of
 from gradientmail_core.tensors.codec_integer import INT2, INT4, INT8
 
 
@@ -76,19 +75,3 @@ def test_two_bit_levels_are_near_the_best_for_normal_values():
     values = np.random.default_rng(0).standard_normal(2**16, dtype=np.float32)
     out, _ = through(INT2, values)
     assert np.linalg.norm(out - values) < 0.345 * np.linalg.norm(values)
-
-
-@pytest.mark.parametrize("bits", [4, 2])
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_packing_puts_the_earlier_code_in_the_lower_bits(bits, data):
-    listed = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
-    codes = codes_for(np.empty((1, len(listed)), np.float32))
-    codes[:] = listed
-    packed = np.full(-(-len(listed) * bits // 8), 0xFF, np.uint8)
-    pack(codes, bits, packed)
-    joined = sum(code << (bits * place) for place, code in enumerate(listed))
-    assert packed.tobytes() == joined.to_bytes(packed.size, "little")
-    out = np.empty(len(listed), np.float32)
-    look_up(table_of(range(2**bits), bits), packed, out)
-    assert out.tolist() == listed

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -89,27 +90,41 @@ def test_thread_count_and_cpu_features_do_not_change_a_bit_of_a_sum():
     assert child("1", "") == child("5", features)
 
 
-def test_the_first_failure_of_a_block_reaches_the_caller_and_the_pool_lives_on():
-    def work(start, stop):
-        if start == 3 * BLOCK:
-            raise ValueError("block three")
+def test_blocks_are_added_in_their_order():
+    values = random(9 * BLOCK).reshape(9, BLOCK) * np.float32([1, 3e4, 1e-4, 2e3, 7, 1e-2, 5e4, 1e-3, 9])[:, None]
+    expected = 0.0
+    for block in values.astype(np.float64):
+        expected += float(np.add.reduce(block * block))
+    assert kernels.sum_of_squares(values.reshape(-1)) == expected
 
-    for _ in range(5):
-        with pytest.raises(ValueError, match="block three"):
-            kernels.for_blocks(8 * BLOCK, work)
+
+def test_a_failure_on_any_thread_reaches_the_caller_and_the_pool_lives_on(monkeypatch):
+    monkeypatch.setenv("GRADIENTMAIL_THREADS", "2")
+    for fails_in_caller in (True, False):
+        both_at_work, caller = threading.Barrier(2, timeout=30), threading.get_ident()
+
+        def work(index, barrier=both_at_work, caller=caller, fails_in_caller=fails_in_caller):
+            if index < 2:
+                barrier.wait()
+                if (threading.get_ident() == caller) == fails_in_caller:
+                    raise ValueError(f"item {index}")
+
+        with pytest.raises(ValueError, match="item"):
+            kernels.for_each(8, work)
     test_elementwise_operations_equal_numpys(5 * BLOCK)
 
 
-def test_a_call_inside_a_block_runs_inline_instead_of_waiting_for_its_own_pool():
-    outer = np.zeros(6, np.int64)
+def test_a_call_inside_an_item_stays_on_its_thread_even_if_others_are_idle(monkeypatch):
+    monkeypatch.setenv("GRADIENTMAIL_THREADS", "2")
+    both_at_work, caller, seen = threading.Barrier(2, timeout=30), threading.get_ident(), set()
 
-    def work(start, stop):
-        inner = []
-        kernels.for_blocks(4 * BLOCK, lambda i, j: inner.append(j - i))
-        outer[start // BLOCK] = sum(inner)
+    def work(index):
+        both_at_work.wait()
+        if threading.get_ident() == caller:
+            kernels.for_each(4, lambda _: (seen.add(threading.get_ident()), time.sleep(0.02)))
 
-    kernels.for_blocks(6 * BLOCK, work)
-    assert (outer == 4 * BLOCK).all()
+    kernels.for_each(2, work)
+    assert seen == {caller}
 
 
 def test_many_callers_at_once_all_get_their_result():
