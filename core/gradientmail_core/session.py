@@ -95,7 +95,7 @@ class Session:
 
     ``model`` is a torch or MLX module, or anything that satisfies :class:`gradientmail_core.tensors.model.Model`.
     ``mailbox`` is a URL or a mailbox. ``node`` names this node (default: host name and random hex); ``min_nodes``
-    holds training back until so many are there. ``lease_timeout`` and ``progress_timeout`` are in seconds.
+    holds the start of a run back until so many are there. ``lease_timeout`` and ``progress_timeout`` are in seconds.
     ``callbacks`` receive every event; the default logs them.
     """
 

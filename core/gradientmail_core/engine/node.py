@@ -48,6 +48,7 @@ class Node:
         self._tasks: list[asyncio.Task[None]] = []
         self._old_beats: list[LeaseKey] = []
         self._published_at = 0.0
+        self._begun = False
         self._fragments: list[Fragment] = []
         self._learner: Learner | None = None
         self._run: Run | None = None
@@ -87,11 +88,15 @@ class Node:
         await self._list()
         commits = await load_heads(self._host, run, self.board.hints)
         self.board.newest_step = max(commit.head.newest_step for commit in commits)
+        self._begun = any(commit.head.version > 0 for commit in commits)
         return commits
 
     async def wait_for_nodes(self) -> None:
-        """Until ``min_nodes`` nodes train or wait; says whom it sees, at growing intervals."""
-        if self._min_nodes > 1:
+        """Until ``min_nodes`` nodes train or wait; says whom it sees, at growing intervals.
+
+        Only the start of a run waits: a run that has commits goes on with whoever is there.
+        """
+        if self._min_nodes > 1 and not self._begun:
             await self._beat("w")
             await self._wait_for_others()
         await self._beat("t")

@@ -72,9 +72,11 @@ def google_store(bucket: str) -> ObjectStore:
     return GCSStore(bucket, client_options=_CLIENT, retry_config=_RETRY)
 
 
-def azure_store(container: str, account: str | None, endpoint_url: str | None = None) -> ObjectStore:
+def azure_store(
+    container: str, account: str | None, endpoint_url: str | None = None, *, skip_signature: bool = False
+) -> ObjectStore:
     """A container, with the credentials of the AZURE_* variables or a managed identity."""
-    config: AzureConfig = {}
+    config: AzureConfig = {"skip_signature": skip_signature}
     if account is not None:
         config["account_name"] = account
     if endpoint_url is not None:
