@@ -77,16 +77,22 @@ class Sweeper:
         self._waiting.update(key.path for key in older)
 
     async def _obsolete(self, fragment: int, version: int) -> set[str]:
-        """Keys that ``version`` named and its two successors do not."""
-        old, *newer = [await self._named(fragment, version + later) for later in range(KEPT_VERSIONS + 1)]
+        """Keys that ``version`` named and its two successors do not; none unless all three records were found."""
+        versions = range(version, version + KEPT_VERSIONS + 1)
+        found = [sections for each in versions if (sections := await self._named(fragment, each))]
         self._sections.pop(version, None)
-        still_named = {section.key for sections in newer for section in sections}
-        return {section.key for section in old} - still_named
+        if len(found) < len(versions):
+            return set()
+        old, *newer = [{section.key for section in sections} for sections in found]
+        return old.difference(*newer, (section.key for section in self._run.manifest.theta))
 
     async def _named(self, fragment: int, version: int) -> Sequence[Section]:
+        """The sections of a version; empty if its record was not found this time."""
         if version not in self._sections:
             state = await read_round(self._host.mailbox, self._run.id, version * self._run.fragments + fragment)
-            self._sections[version] = state.record.sections if isinstance(state, Decided) else ()
+            if not isinstance(state, Decided):
+                return ()
+            self._sections[version] = state.record.sections
         return self._sections[version]
 
     async def _remove(self) -> None:
@@ -101,16 +107,19 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
     """Remove payloads that no record of their fragment's two newest versions names and that are older than those.
 
     They are what a crash between a payload and its record leaves, or between a commit and its sweep. One listing of
-    ``blobs/`` in :data:`ORPHANS_EVERY` versions; nothing is removed while a node joins.
+    ``blobs/`` in :data:`ORPHANS_EVERY` versions; nothing is removed while a node joins, or one of those records is
+    not found.
     """
     if board.joining():
         return
     named: set[str] = set()
     for fragment, open_round in board.open_rounds.items():
-        for version in (open_round // run.fragments - 1, open_round // run.fragments - 2):
+        newest = open_round // run.fragments - 1
+        for version in range(max(newest - KEPT_VERSIONS + 1, 1), newest + 1):
             state = await read_round(host.mailbox, run.id, version * run.fragments + fragment)
-            if isinstance(state, Decided):
-                named.update(section.key for section in state.record.sections)
+            if not isinstance(state, Decided):
+                return
+            named.update(section.key for section in state.record.sections)
     keys = [entry.key async for entry in host.mailbox.list(BLOBS)]
     for key in keys:
         round = blob_round(key)
