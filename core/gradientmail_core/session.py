@@ -22,9 +22,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -50,7 +51,7 @@ from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
 from gradientmail_core.tensors.model import Model
-from gradientmail_core.tensors.schema import schema_difference
+from gradientmail_core.tensors.schema import FragmentLayout, schema_difference
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="gradientmail", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         """The coroutine's result; Ctrl-C cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -76,9 +77,9 @@ class Loop:
             future.cancel()
             raise
 
-    def call(self, work: Any, *arguments: Any) -> None:
+    def call(self, work: Callable[[], object]) -> None:
         """Call a plain function on the loop's thread, without waiting."""
-        self._loop.call_soon_threadsafe(work, *arguments)
+        self._loop.call_soon_threadsafe(work)
 
     def stop(self) -> None:
         """End the thread. Safe to call twice."""
@@ -170,7 +171,7 @@ class Session:
             self.abort(f"{type(error).__name__} while joining")
             raise
 
-    def _enter(self, loop: Loop, engine: Node, layouts: Sequence[Any]) -> None:
+    def _enter(self, loop: Loop, engine: Node, layouts: Sequence[FragmentLayout]) -> None:
         found = loop.run(engine.enter())
         theta = []
         if found is None:
@@ -254,7 +255,7 @@ class Session:
             self._leave_poisoned()
         return changed
 
-    def _wait_until(self, done: Any, timeout: float | None) -> bool:
+    def _wait_until(self, done: Callable[[Learner], bool], timeout: float | None) -> bool:
         """Wait for commits until ``done(learner)``; True if any was written. Gives up after ``timeout`` of silence."""
         learner = self._learner
         assert learner is not None
@@ -285,7 +286,7 @@ class Session:
 
     def _publish(self, snapshot: Snapshot) -> None:
         assert self._loop is not None and self._engine is not None
-        self._loop.call(self._engine.publish, snapshot)
+        self._loop.call(partial(self._engine.publish, snapshot))
 
     def _applied(self, commit: Commit) -> None:
         record = commit.head.record
@@ -361,10 +362,11 @@ class Session:
         raise SessionFailed(f"The session cannot go on: {failure}", remedy) from failure
 
     def _leave_poisoned(self) -> None:
-        cause = f"The run refused {POISONED_MOST} snapshots of {self.node} in a row, because their values are not finite"
+        cause = f"The run refused {POISONED_MOST} snapshots of {self.node} in a row for their values."
         self.abort(cause)
         raise SessionFailed(
-            f"{cause} or far too large.", "Check this node's data, precision and hardware before it joins again."
+            f"{cause} They are not finite, or far too large.",
+            "Check this node's data, precision and hardware before it joins again.",
         )
 
     def _emitter(self, callbacks: Sequence[Callback]) -> Callback:
@@ -378,7 +380,9 @@ class Session:
         return locked
 
 
-async def _started(engine: Node, learner: Learner, commits: Sequence[Commit], failed: Any) -> None:
+async def _started(
+    engine: Node, learner: Learner, commits: Sequence[Commit], failed: Callable[[BaseException], None]
+) -> None:
     engine.start(learner, commits, failed)
 
 
@@ -417,7 +421,7 @@ def _aligned(loop: Loop, model: Model, mailbox: Mailbox) -> int:
         clock.close()
 
 
-def _count(settings: Any, name: str) -> int:
+def _count(settings: Mapping[str, object], name: str) -> int:
     value = settings.get(name)
     return value if isinstance(value, int) and value > 0 else 10**6
 

@@ -1,6 +1,6 @@
 """A node as a process of its own: a small torch model, a plain loop, a session. Prints one JSON line at its end.
 
-    python plain_node.py NAME MAILBOX STEPS [--min-nodes N] [--step-seconds S] [--quorum N]
+python plain_node.py NAME MAILBOX STEPS [--min-nodes N] [--step-seconds S] [--quorum N]
 """
 
 import argparse

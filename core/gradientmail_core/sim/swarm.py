@@ -8,6 +8,7 @@ stop and it must come back. What is checked, all along and at the end, is in :mo
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
@@ -168,10 +169,19 @@ def play(script: Scenario) -> Verdict:
         return Verdict(script.seed, (f"deadlock: {deadlock}",), 0, 0.0)
 
 
-class Arena:
-    """One run being played."""
+def story(script: Scenario, tell: Callable[[str], None]) -> Verdict:
+    """Run a scenario and tell every event of every node as it happens."""
+    tell(str(script))
+    return run_virtually(lambda loop: Arena(loop, script, tell).play())
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, script: Scenario) -> None:
+
+class Arena:
+    """One run being played; ``tell`` hears every event."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, script: Scenario, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._tell = tell
         self._loop = loop
         self._script = script
         self._shared = MemoryMailbox("swarm")
@@ -221,7 +231,7 @@ class Arena:
             timeouts=Timeouts(lease=LEASE_SECONDS, progress=15.0),
             model=ToyModel(tensors=4, elements=8),
         )
-        node.on_event = self._judge.heard
+        node.on_event = lambda event: self._tell(f"{self._loop.time():8.2f} {node.name} {event}")
         node.on_commit = self._judge.applied
         self._nodes[number] = node.launch()
 
