@@ -200,7 +200,7 @@ async def _await_manifest(host: Host, holder: str) -> Found | None:
         if found is not None:
             return found
         now = host.clock.now()
-        roster = observed(roster, await listed_leases(host), now)
+        roster = observed(roster, await listed_leases(host), now, host.timeouts)
         presence = roster.nodes.get(holder)
         alive = is_alive(presence, now, host.timeouts) if presence else now - started < host.timeouts.lease
         if not alive:

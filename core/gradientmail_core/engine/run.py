@@ -178,7 +178,7 @@ class Board:
                     self.deltas[key.round].add(key.node)
                 case ClaimKey():
                     self.claims[key.round].add(key.number)
-        self.roster = observed(self.roster, self.leases, now)
+        self.roster = observed(self.roster, self.leases, now, self.host.timeouts)
         self.evident(sorted(fresh))
         self._report()
         self.ring_all()
@@ -203,7 +203,7 @@ class Board:
 
     def own_beat(self, lease: LeaseKey) -> None:
         """This node wrote a beat."""
-        self.roster = observed(self.roster, [lease], self.host.clock.now())
+        self.roster = observed(self.roster, [lease], self.host.clock.now(), self.host.timeouts)
 
     def forget(self, round: int) -> None:
         """Drop what was seen of a closed round."""

@@ -51,20 +51,24 @@ class Roster:
         return Roster(MappingProxyType({**self.nodes, presence.lease.node: presence}))
 
 
-def observed(roster: Roster, leases: Iterable[LeaseKey], now: float) -> Roster:
-    """The roster after a listing at ``now``: only beats newer than those known change anything."""
+def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: Timeouts) -> Roster:
+    """The roster after a listing at ``now``: only beats newer than those known change anything.
+
+    A node that is gone may come back as another incarnation (``tag``) whose beats begin anew, because its old
+    leases were removed meanwhile.
+    """
     newest: dict[str, LeaseKey] = {}
     for lease in leases:
         if lease.node not in newest or lease.beat > newest[lease.node].beat:
             newest[lease.node] = lease
     for node in sorted(newest):
-        roster = _beaten(roster, newest[node], now)
+        roster = _beaten(roster, newest[node], now, timeouts)
     return roster
 
 
-def _beaten(roster: Roster, lease: LeaseKey, now: float) -> Roster:
+def _beaten(roster: Roster, lease: LeaseKey, now: float, timeouts: Timeouts) -> Roster:
     known = roster.nodes.get(lease.node)
-    if known is None:
+    if known is None or (lease.tag != known.lease.tag and not is_alive(known, now, timeouts)):
         return roster.with_presence(Presence(lease, now, now))
     if lease.beat <= known.lease.beat:
         return roster

@@ -26,7 +26,7 @@ def beat(node: str, number: int, state: LeaseState = "t", step: int = 0, tag: st
 def seen(*beats: tuple[float, LeaseKey]) -> Roster:
     roster = Roster()
     for now, lease in beats:
-        roster = observed(roster, [lease], now)
+        roster = observed(roster, [lease], now, TIMEOUTS)
     return roster
 
 
@@ -42,7 +42,7 @@ def test_a_newer_beat_prolongs_life() -> None:
 
 
 def test_a_lease_that_vanishes_keeps_its_beat_and_age() -> None:
-    roster = observed(seen((0.0, beat("a", 5))), [], 50.0)
+    roster = observed(seen((0.0, beat("a", 5))), [], 50.0, TIMEOUTS)
     assert roster.nodes["a"].lease.beat == 5
     assert live_learners(roster, 119.0, TIMEOUTS) == ("a",)
     assert live_learners(roster, 120.0, TIMEOUTS) == ()
@@ -55,7 +55,7 @@ def test_an_older_beat_changes_nothing() -> None:
 
 
 def test_the_newest_of_several_listed_beats_counts() -> None:
-    roster = observed(Roster(), [beat("a", 2), beat("a", 3, "x"), beat("a", 1)], 0.0)
+    roster = observed(Roster(), [beat("a", 2), beat("a", 3, "x"), beat("a", 1)], 0.0, TIMEOUTS)
     assert not is_alive(roster.nodes["a"], 1.0, TIMEOUTS)
 
 
@@ -67,6 +67,23 @@ def test_leaving_is_an_act() -> None:
 def test_a_node_may_come_back_after_it_left() -> None:
     roster = seen((0.0, beat("a", 1, "x")), (500.0, beat("a", 2, "j", tag="1" * 16)), (501.0, beat("a", 3, "t")))
     assert live_learners(roster, 501.0, TIMEOUTS) == ("a",)
+
+
+def test_a_node_that_was_buried_comes_back_with_beats_from_0() -> None:
+    for gone in (beat("a", 50, "x"), beat("a", 50, "t")):
+        roster = seen((0.0, gone), (500.0, beat("a", 0, "t", tag="1" * 16)))
+        assert live_learners(roster, 501.0, TIMEOUTS) == ("a",)
+
+
+def test_an_older_incarnation_does_not_replace_one_that_lives() -> None:
+    roster = seen((0.0, beat("a", 50, tag="1" * 16)), (100.0, beat("a", 49, "x")))
+    assert live_learners(roster, 101.0, TIMEOUTS) == ("a",)
+    assert roster.nodes["a"].seen == 0.0
+
+
+def test_an_old_beat_of_the_same_incarnation_raises_nobody() -> None:
+    roster = seen((0.0, beat("a", 50, "x")), (500.0, beat("a", 49, "t")))
+    assert not live_learners(roster, 501.0, TIMEOUTS)
 
 
 def test_evidence_prolongs_life_and_progress() -> None:
@@ -92,7 +109,7 @@ def test_a_trainer_that_stands_still_is_alive_and_not_waited_for() -> None:
     assert live_learners(roster, 299.0, TIMEOUTS) == ("a",)
     assert live_learners(roster, 301.0, TIMEOUTS) == ()
     assert live_closers(roster, 301.0, TIMEOUTS) == ("a",)
-    assert live_learners(observed(roster, [beat("a", 9, "t", 8)], 302.0), 302.0, TIMEOUTS) == ("a",)
+    assert live_learners(observed(roster, [beat("a", 9, "t", 8)], 302.0, TIMEOUTS), 302.0, TIMEOUTS) == ("a",)
 
 
 def test_only_training_needs_progress() -> None:
@@ -100,7 +117,7 @@ def test_only_training_needs_progress() -> None:
 
 
 def test_a_new_incarnation_is_progress() -> None:
-    roster = observed(beating("t", [7, 7, 7]), [beat("a", 9, "t", 7, tag="1" * 16)], 300.0)
+    roster = observed(beating("t", [7, 7, 7]), [beat("a", 9, "t", 7, tag="1" * 16)], 300.0, TIMEOUTS)
     assert live_learners(roster, 310.0, TIMEOUTS) == ("a",)
 
 
@@ -136,13 +153,13 @@ def test_a_joiner_pins_payloads_for_one_lease_at_most() -> None:
 
 
 def test_names_come_in_order() -> None:
-    roster = observed(Roster(), [beat(name, 0) for name in ("c", "a", "b")], 0.0)
+    roster = observed(Roster(), [beat(name, 0) for name in ("c", "a", "b")], 0.0, TIMEOUTS)
     assert live_learners(roster, 0.0, TIMEOUTS) == live_closers(roster, 0.0, TIMEOUTS) == ("a", "b", "c")
 
 
 def test_a_roster_is_a_value() -> None:
     before = seen((0.0, beat("a", 0)))
-    observed(before, [beat("b", 0)], 1.0)
+    observed(before, [beat("b", 0)], 1.0, TIMEOUTS)
     evident(before, "a", 9.0)
     assert before == seen((0.0, beat("a", 0)))
 
@@ -159,13 +176,13 @@ BEATS = st.lists(
 @given(BEATS, st.floats(0, 1e6))
 def test_the_order_of_a_listing_means_nothing(beats: list[LeaseKey], now: float) -> None:
     unique = list({(lease.node, lease.beat): lease for lease in beats}.values())
-    assert observed(Roster(), unique, now) == observed(Roster(), reversed(unique), now)
+    assert observed(Roster(), unique, now, TIMEOUTS) == observed(Roster(), reversed(unique), now, TIMEOUTS)
 
 
 @given(BEATS, st.floats(0, 1e6), st.floats(0, 1e6))
 def test_only_differences_of_the_clock_matter(beats: list[LeaseKey], start: float, passed: float) -> None:
     ages = [
-        {node: now - presence.seen for node, presence in observed(Roster(), beats, begin).nodes.items()}
+        {node: now - presence.seen for node, presence in observed(Roster(), beats, begin, TIMEOUTS).nodes.items()}
         for begin, now in ((0.0, passed), (start, start + passed))
     ]
     assert ages[0].keys() == ages[1].keys()
