@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from gradientmail_core.errors import MailboxUnsupported, PayloadTooLarge
@@ -143,6 +143,8 @@ class ObstoreTransport:
                 return Answer(int(status[1]), code[1] if code else "")
             case FileNotFoundError():
                 return Answer(404)
+            case AlreadyExistsError():
+                return Answer(412)
             case BaseError() if "redirect" in words:
                 return Answer(301, "PermanentRedirect")
             case BaseError() if "path segment" in words or "illegal character" in words:
