@@ -225,7 +225,7 @@ async def load_heads(host: Host, run: Run, hints: dict[int, int]) -> list[Commit
 async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[int, int]) -> Commit:
     head = genesis(run.manifest, run.digest, layout.fragment, run.settings.sync_every, host.clock.now())
     hint = hints.get(layout.fragment)
-    if hint is not None:
+    if hint is not None and hint % run.fragments == layout.fragment:
         state = await read_round(host.mailbox, run.id, hint)
         if isinstance(state, Decided):
             head = succeeded(head, state, run.fragments, host.clock.now())

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
-from gradientmail_core.engine.chain import Head, genesis
+from gradientmail_core.engine.chain import Head, genesis, succeeded
 from gradientmail_core.engine.joining import Found, create_run
 from gradientmail_core.engine.learner import Snapshot
 from gradientmail_core.engine.publishing import encoded_snapshot
@@ -17,6 +17,7 @@ from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.events import Event
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.mailbox.base import Mailbox
+from gradientmail_core.protocol.exchange import commit_round, put_section
 from gradientmail_core.protocol.keys import blob_key
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import plan_rows, schema_rows
@@ -71,7 +72,7 @@ class Place:
         """Everyone's events of one kind, in order."""
         return [event for _, event in self.log if isinstance(event, kind)]
 
-    def keys(self, prefix: str = "") -> list[str]:
+    def listed(self, prefix: str = "") -> list[str]:
         """Every key in the mailbox below a prefix."""
         return [entry.key for entry in self.mailbox._entries(prefix, "")]
 
@@ -139,6 +140,16 @@ def record_after(head: Head, run: Run, *, nodes: Sequence[str] = ("a",), **chang
         merged_tokens=head.merged_tokens + 160 * len(nodes),
     )
     return replace(record, **changes)
+
+
+async def committed(host: Host, run: Run, head: Head, fill: float, **changes: Any) -> Head:
+    """Commit the round after ``head`` with every parameter at ``fill``; the new head."""
+    round, layout = head.next_round(run.fragments), run.layouts[head.fragment]
+    values = np.full(layout.size, fill, np.float32)
+    section = await put_section(host.mailbox, host.clock, "theta", round, host.node, layout, values)
+    record = record_after(head, run, **{"sections": (section,), "node": host.node, **changes})
+    decided = await commit_round(host.mailbox, host.clock, record)
+    return succeeded(head, decided, run.fragments, host.clock.now())
 
 
 def snapshot_body(run: Run, head: Head, host: Host, delta: Flat | float = 0.5, **changes: Any) -> bytes:

@@ -46,14 +46,14 @@ class Chain:
 
     def held(self, version: int) -> bool:
         """Whether every payload that a version names is there."""
-        return {section.key for section in self.named[version]} <= set(self.place.keys("blobs/"))
+        return {section.key for section in self.named[version]} <= set(self.place.listed("blobs/"))
 
     def complete(self) -> list[int]:
         return [version for version in range(len(self.named)) if self.held(version)]
 
     async def list(self) -> None:
         """Let the board see the mailbox."""
-        self.board.listed([key for key in map(parse_live, self.place.keys("live/")) if key is not None])
+        self.board.listed([key for key in map(parse_live, self.place.listed("live/")) if key is not None])
 
 
 def chained(main: Any) -> None:
@@ -69,7 +69,7 @@ def test_the_two_newest_versions_and_the_first_stay() -> None:
         for version in range(1, 9):
             await chain.commit()
             assert chain.complete() == sorted({0, max(version - 1, 0), version})
-        assert len(chain.place.keys("tape/")) == 8, "records are never deleted"
+        assert len(chain.place.listed("tape/")) == 8, "records are never deleted"
 
     chained(main)
 
@@ -152,11 +152,11 @@ def test_snapshots_and_claims_of_the_closed_round_go_and_others_stay() -> None:
         await chain.list()
         await chain.place.mailbox.put(DeltaKey(closed, "unseen").path, b"snapshot")
         await chain.commit(heard=["a"])
-        left = chain.place.keys("live/deltas/") + chain.place.keys("live/claims/")
+        left = chain.place.listed("live/deltas/") + chain.place.listed("live/claims/")
         assert sorted(left) == sorted([*kept, DeltaKey(closed, "unseen").path])
         await chain.list()
         await chain.sweeper.tidy(0)
-        assert DeltaKey(closed, "unseen").path not in chain.place.keys("live/")
+        assert DeltaKey(closed, "unseen").path not in chain.place.listed("live/")
 
     chained(main)
 
@@ -165,7 +165,7 @@ def test_a_snapshot_that_was_heard_and_never_listed_goes_too() -> None:
     async def main(chain: Chain) -> None:
         await chain.place.mailbox.put(DeltaKey(2, "b").path, b"snapshot")
         await chain.commit(heard=["b"])
-        assert not chain.place.keys("live/deltas/")
+        assert not chain.place.listed("live/deltas/")
 
     chained(main)
 
@@ -203,12 +203,12 @@ def test_hints_are_rare_and_only_the_newest_stays() -> None:
             await chain.commit()
             await chain.list()
             await chain.host.clock.sleep(1.0)
-        hints = [int(key.rsplit("/", 1)[1]) // chain.run.fragments for key in chain.place.keys("live/heads/")]
+        hints = [int(key.rsplit("/", 1)[1]) // chain.run.fragments for key in chain.place.listed("live/heads/")]
         assert max(hints) == HEAD_HINT_SECONDS + 1 and len(hints) <= 2
         await chain.sweeper.hint(chain.head, force=True)
         await chain.list()
         await chain.commit()
-        assert chain.place.keys("live/heads/") == [HeadKey(0, 20 * chain.run.fragments).path]
+        assert chain.place.listed("live/heads/") == [HeadKey(0, 20 * chain.run.fragments).path]
 
     chained(main)
 
@@ -219,7 +219,7 @@ def test_a_lost_commits_payloads_go_unless_the_winner_names_them() -> None:
         for section in (ours, shared):
             await chain.place.mailbox.put(section.key, b"payload")
         await chain.sweeper.discard([ours, shared], keep=[shared])
-        assert shared.key in chain.place.keys("blobs/") and ours.key not in chain.place.keys("blobs/")
+        assert shared.key in chain.place.listed("blobs/") and ours.key not in chain.place.listed("blobs/")
 
     chained(main)
 
@@ -238,7 +238,7 @@ def test_orphans_go_once_they_are_older_than_what_is_kept() -> None:
         for key in (*orphans, first, "blobs/strange", "blobs/0000000004x/a"):
             await chain.place.mailbox.put(key, b"payload")
         await remove_orphans(chain.host, chain.run, chain.board)
-        left = chain.place.keys("blobs/")
+        left = chain.place.listed("blobs/")
         assert [key for key in orphans if key in left] == [key for key in orphans if int(key.split("/")[1]) >= 12]
         assert {first, "blobs/strange", "blobs/0000000004x/a"} <= set(left)
         assert chain.complete() == [0, 6, 7]
@@ -268,6 +268,6 @@ def test_orphans_stay_while_a_node_joins() -> None:
         await chain.place.mailbox.put(orphan(2), b"payload")
         chain.board.listed([LeaseKey("z", 0, "j", 0, "0" * 16)])
         await remove_orphans(chain.host, chain.run, chain.board)
-        assert orphan(2) in chain.place.keys("blobs/")
+        assert orphan(2) in chain.place.listed("blobs/")
 
     chained(main)
