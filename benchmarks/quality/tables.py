@@ -1,0 +1,147 @@
+"""The tables, recomputed from the committed logs and nothing else.
+
+Losses are held-out nats per byte, mean over the seeds; behind ``±`` the standard deviation over seeds of the
+*difference to the reference of the same seed* (F32, or one node alone at equal steps), because seeds share
+text, weights and shuffles. ``within noise`` means at most two standard errors of that paired difference to
+the cell's best, or 0.2 % of its loss.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.quality.plans import ALONE, INTERVALS, NODES, OUTERS, READ_AT
+
+Row = Mapping[str, Any]
+Losses = Mapping[int, float]
+"""A loss for each seed."""
+
+NOISE_FLOOR = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A paired comparison over the seeds that both sides have: mean, standard deviation, seeds."""
+
+    mean: float
+    spread: float
+    seeds: int
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean; 0 with one seed."""
+        return self.spread / math.sqrt(self.seeds)
+
+
+def difference(ours: Losses, reference: Losses) -> Difference:
+    """``ours - reference``, seed by seed."""
+    pairs = [ours[seed] - reference[seed] for seed in sorted(ours.keys() & reference.keys())]
+    return Difference(mean(pairs), stdev(pairs) if len(pairs) > 1 else 0.0, len(pairs))
+
+
+def codec_table(rows: Iterable[Row]) -> str:
+    """One line for each codec and kind of error feedback: bits, final loss, and how far it is from F32."""
+    found: dict[tuple[str, float | None], dict[int, float]] = defaultdict(dict)
+    bits: dict[tuple[str, float | None], float] = {}
+    for row in rows:
+        trial = row["trial"]
+        key = (trial["variant"], trial["feedback"])
+        found[key][trial["seed"]] = row["losses"][str(trial["steps"])]
+        bits[key] = row["bits_per_parameter"]
+    reference = found[("F32", None)]
+    lines = [
+        "| delta codec | error feedback | bits | held-out loss | against F32 | seeds |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for (variant, feedback), losses in found.items():
+        gap = difference(losses, reference)
+        share = 100 / mean(reference.values())
+        kind = "no" if feedback is None else f"decay {feedback:g}"
+        lines.append(
+            f"| {variant} | {kind} | {bits[variant, feedback]:.3g} | {mean(losses.values()):.4f} "
+            f"| {share * gap.mean:+.2f} % ± {share * gap.spread:.2f} | {len(losses)} |"
+        )
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One situation of the outer study: losses by variant and seed, and those of one node alone."""
+
+    interval: int
+    nodes: int
+    steps: int
+    variants: Mapping[str, Losses]
+    alone: Losses
+    alone_equal_tokens: Losses
+
+    def best(self) -> str:
+        """The variant of the lowest mean loss."""
+        return min(self.variants, key=lambda variant: mean(self.variants[variant].values()))
+
+    def within_noise(self, variant: str) -> bool:
+        """Whether ``variant`` cannot be told from the best."""
+        best = self.variants[self.best()]
+        gap = difference(self.variants[variant], best)
+        return gap.mean <= max(2 * gap.standard_error, NOISE_FLOOR * mean(best.values()))
+
+    def loses(self, variant: str) -> bool:
+        """Whether ``variant`` ends above one node alone at equal steps, in the mean over the seeds."""
+        return difference(self.variants[variant], self.alone).mean > 0
+
+
+def cells(rows: Sequence[Row]) -> Iterator[Cell]:
+    """The situations for which there are rows."""
+    alone = {row["trial"]["seed"]: row["losses"] for row in rows if row["trial"]["variant"] == ALONE}
+    for interval in INTERVALS:
+        for nodes in NODES:
+            for steps in READ_AT:
+                variants: dict[str, dict[int, float]] = {variant: {} for variant in OUTERS}
+                for row in rows:
+                    trial = row["trial"]
+                    if (trial["sync_every"], trial["nodes"]) == (interval, nodes) and trial["variant"] in OUTERS:
+                        variants[trial["variant"]][trial["seed"]] = row["losses"][str(steps)]
+                held = {variant: losses for variant, losses in variants.items() if losses}
+                if held and alone:
+                    equal_steps = {seed: losses[str(steps)] for seed, losses in alone.items()}
+                    equal_tokens = {seed: losses[str(steps * nodes)] for seed, losses in alone.items()}
+                    yield Cell(interval, nodes, steps, held, equal_steps, equal_tokens)
+
+
+def outer_table(rows: Sequence[Row]) -> str:
+    """One line for each situation, the best variant in bold; then how often each is best, or loses."""
+    found = list(cells(rows))
+    names = [name for name in OUTERS if any(name in cell.variants for cell in found)]
+    lines = [
+        "| H | nodes | steps | alone | alone, equal tokens | " + " | ".join(names) + " |",
+        "|--:" * (5 + len(names)) + "|",
+        *(_outer_line(cell, names) for cell in found),
+        "",
+        f"| of {len(found)} situations | " + " | ".join(names) + " |",
+        "|---" + "|--:" * len(names) + "|",
+    ]
+    counts: dict[str, Callable[[Cell, str], bool]] = {
+        "best or within noise": Cell.within_noise,
+        "above one node alone": Cell.loses,
+    }
+    for what, holds in counts.items():
+        numbers = (str(sum(holds(cell, name) for cell in found if name in cell.variants)) for name in names)
+        lines.append(f"| {what} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines)
+
+
+def _outer_line(cell: Cell, names: Sequence[str]) -> str:
+    shown = []
+    for name in names:
+        losses = cell.variants.get(name)
+        if losses is None:
+            shown.append("")
+            continue
+        text = f"{mean(losses.values()):.3f} ± {difference(losses, cell.alone).spread:.3f}"
+        shown.append(f"**{text}**" if name == cell.best() else text)
+    alone, equal_tokens = mean(cell.alone.values()), mean(cell.alone_equal_tokens.values())
+    head = [str(cell.interval), str(cell.nodes), str(cell.steps), f"{alone:.3f}", f"{equal_tokens:.3f}"]
+    return "| " + " | ".join([*head, *shown]) + " |"

@@ -1,0 +1,205 @@
+"""One training run of several nodes in one plain loop: the library's arithmetic without its mailbox.
+
+Nodes hold the demo's model and take turns, each on its own shuffle of the same text. Every ``sync_every`` steps
+their deltas go through the codec, the merge and the outer optimizer that real runs use, on the flat buffers of
+the same adapter, and everyone goes on from the result (DiLoCo with a barrier and one fragment). The inner rate
+is constant after its warm-up, so a run of 3000 steps holds the runs of 300 and 1000 steps as its beginning.
+"""
+
+import dataclasses
+import hashlib
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import numpy as np
+import torch
+
+from gradientmail_core.adapters.torch import TorchModel
+from gradientmail_core.algorithms.merge import Contribution, Merge, Merged, Rda, merge_from
+from gradientmail_core.algorithms.outer import Nesterov, Outer, outer_from
+from gradientmail_core.algorithms.partition import ByBytes
+from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.error_feedback import Residual, compensated, residual_after
+from gradientmail_core.tensors.kernels import subtract
+from gradientmail_core.tensors.model import Flat
+from gradientmail_core.tensors.schema import FragmentLayout
+from gradientmail_lightning.demo.corpus import Corpus, Windows, read_corpus, sample
+from gradientmail_lightning.demo.model import ByteGPT, ModelSize, held_out_loss, next_byte_loss
+
+HELD_OUT_WINDOWS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Everything that decides a run. ``outer`` None is one node alone, which merges nothing.
+
+    ``feedback`` is the decay of the error feedback, None for none; ``outer`` and ``merge`` are settings as in
+    a run's manifest. ``batch`` counts windows of ``context`` bytes, for each node and step.
+    """
+
+    study: str
+    variant: str
+    nodes: int
+    steps: int
+    seed: int
+    sync_every: int = 20
+    outer: Mapping[str, object] | None = field(default_factory=Nesterov().settings)
+    merge: Mapping[str, object] = field(default_factory=Rda().settings)
+    codec: str = "F32"
+    feedback: float | None = None
+    width: int = 64
+    layers: int = 2
+    context: int = 64
+    batch: int = 4
+    lr: float = 3e-3
+    lr_warmup: int = 50
+
+    @property
+    def size(self) -> ModelSize:
+        """The model's."""
+        return ModelSize(self.width, self.layers, self.context)
+
+    @property
+    def node_steps(self) -> int:
+        """Optimizer steps of all nodes: what a run costs."""
+        return self.nodes * self.steps
+
+    def fields(self) -> dict[str, object]:
+        """The trial as JSON."""
+        return dataclasses.asdict(self)
+
+
+def run(trial: Trial) -> dict[str, object]:
+    """The trial's row: held-out losses by step, wire bits per parameter, mean cosine of the last ten rounds, cost."""
+    torch.set_num_threads(1)
+    started = time.process_time()
+    losses, cosines = {}, []
+    for step, loss, cosine in _rounds(trial):
+        cosines += [cosine] if cosine is not None else []
+        if loss is not None:
+            losses[str(step)] = round(loss, 5)
+    return {
+        "trial": trial.fields(),
+        "losses": losses,
+        "bits_per_parameter": round(wire_bits(trial), 4),
+        "cosine": round(sum(cosines[-10:]) / len(cosines[-10:]), 4) if cosines else None,
+        "cpu_seconds": round(time.process_time() - started, 1),
+        "made_with": {"python": platform.python_version(), "torch": torch.__version__, "text": text_digest()},
+    }
+
+
+def is_evaluated(step: int) -> bool:
+    """Whether the held-out loss is taken after ``step``: every hundredth step, every thousandth beyond 3000."""
+    return step % (100 if step <= 3000 else 1000) == 0
+
+
+@cache
+def corpus() -> Corpus:
+    """The text, read once."""
+    return read_corpus()
+
+
+def text_digest() -> str:
+    """The first digits of the sha256 of the text, which differs between versions of Python."""
+    text = corpus()
+    return hashlib.sha256(text.train.numpy().tobytes() + text.held_out.numpy().tobytes()).hexdigest()[:12]
+
+
+def wire_bits(trial: Trial) -> float:
+    """Bits of a delta for each parameter."""
+    elements = TorchModel(ByteGPT(trial.size)).schema.elements
+    return 8 * sum(part.nbytes for part in codec_named(trial.codec).parts(elements)) / elements
+
+
+class Node:
+    """One learner: a model, an inner optimizer, a shuffle of its own, and what its codec left out so far."""
+
+    def __init__(self, trial: Trial, number: int) -> None:
+        torch.manual_seed(trial.seed)
+        self.name = f"node{number}"
+        self.module = ByteGPT(trial.size)
+        self.model = TorchModel(self.module)
+        self.residual = Residual()
+        self._optimizer = torch.optim.AdamW(
+            self.module.parameters(), lr=trial.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: min(1.0, (step + 1) / trial.lr_warmup)
+        )
+        self._batches = _batches(trial, 1000 * trial.seed + number)
+
+    def step(self) -> None:
+        """One optimizer step."""
+        self._optimizer.zero_grad()
+        next_byte_loss(self.module, next(self._batches)).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+
+    def contribution(self, trial: Trial, layout: FragmentLayout, theta: Flat) -> Contribution:
+        """This node's delta against ``theta`` as the others see it, error feedback included."""
+        codec = codec_named(trial.codec)
+        delta = np.empty(layout.size, np.float32)
+        self.model.read(layout, delta)
+        subtract(theta, delta, delta)
+        if trial.feedback is not None:
+            compensated(delta, self.residual, delta, trial.feedback)
+        parts = [np.empty(part.nbytes, np.uint8) for part in codec.parts(layout.size)]
+        codec.encode(delta, parts)
+        decode = partial(codec.decode, parts)
+        if trial.feedback is not None:
+            self.residual = residual_after(delta, decode)
+        return Contribution(self.name, 1.0, decode)
+
+
+def _batches(trial: Trial, seed: int) -> Iterator[torch.Tensor]:
+    """Batches of windows (batch, context + 1), int64: one shuffle of the text after the other."""
+    windows = Windows(corpus().train, trial.context + 1)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(windows), generator=generator).tolist()
+        for start in range(0, len(order) - trial.batch + 1, trial.batch):
+            yield torch.stack([windows[index] for index in order[start : start + trial.batch]])
+
+
+def _rounds(trial: Trial) -> Iterator[tuple[int, float | None, float | None]]:
+    """Train; yield the step, the held-out loss where it is taken, and the cosine where nodes merged."""
+    nodes = [Node(trial, number) for number in range(trial.nodes)]
+    held_out = sample(corpus().held_out, trial.context + 1, HELD_OUT_WINDOWS)
+    commits = None if trial.outer is None else _Commits(trial, nodes)
+    for step in range(1, trial.steps + 1):
+        for node in nodes:
+            node.step()
+        merges = commits is not None and step % trial.sync_every == 0
+        cosine = commits.merge().cosine if commits is not None and merges else None
+        loss = held_out_loss(nodes[0].module, held_out) if is_evaluated(step) else None
+        if merges or loss is not None:
+            yield step, loss, cosine
+
+
+class _Commits:
+    """The committed parameters and the outer state, moved by the nodes' deltas."""
+
+    def __init__(self, trial: Trial, nodes: list[Node]) -> None:
+        assert trial.outer is not None
+        self._trial, self._nodes = trial, nodes
+        (self._layout,) = ByBytes().layouts(nodes[0].model.schema, 1)
+        self._merge: Merge = merge_from(trial.merge)
+        self._outer: Outer = outer_from(trial.outer)
+        self._theta = np.empty(self._layout.size, np.float32)
+        nodes[0].model.read(self._layout, self._theta)
+        self._state = tuple(np.zeros_like(self._theta) for _ in self._outer.state_names())
+        self._version = 0
+
+    def merge(self) -> Merged:
+        """Merge, step, and let every node go on from the result."""
+        self._version += 1
+        given = [node.contribution(self._trial, self._layout, self._theta) for node in self._nodes]
+        merged = self._merge(given, self._layout)
+        self._outer.step(self._theta, merged.delta, self._state, self._version, len(given))
+        for node in self._nodes:
+            node.model.write(self._layout, self._theta)
+        return merged
