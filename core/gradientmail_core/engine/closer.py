@@ -204,7 +204,7 @@ class Closer(ChainView):
         if result is not None:
             self.theta = result.theta
             self._outer = (decided.digest, result.outer)
-        elif self._outer is not None:
+        elif self._outer is not None and self._outer[0] == self.head.digest:
             self._outer = (decided.digest, self._outer[1])
         self._host.emit(
             RoundCommitted(

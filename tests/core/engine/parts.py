@@ -10,15 +10,16 @@ import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.engine.chain import Head, genesis, succeeded
-from gradientmail_core.engine.joining import Found, create_run
-from gradientmail_core.engine.learner import Snapshot
+from gradientmail_core.engine.fragment import Fragment
+from gradientmail_core.engine.joining import Found, create_run, load_heads
+from gradientmail_core.engine.learner import Commit, Message, Snapshot
 from gradientmail_core.engine.publishing import encoded_snapshot
-from gradientmail_core.engine.run import Host, Run
+from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.events import Event
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.mailbox.base import Mailbox
-from gradientmail_core.protocol.exchange import commit_round, put_section
-from gradientmail_core.protocol.keys import blob_key
+from gradientmail_core.protocol.exchange import Decided, commit_round, put_section, read_round
+from gradientmail_core.protocol.keys import DeltaKey, LeaseKey, LeaseState, blob_key
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import plan_rows, schema_rows
 from gradientmail_core.protocol.records import Estimates, Manifest, Participant, RoundRecord, Section
@@ -75,6 +76,76 @@ class Place:
     def listed(self, prefix: str = "") -> list[str]:
         """Every key in the mailbox below a prefix."""
         return [entry.key for entry in self.mailbox._entries(prefix, "")]
+
+
+class Bench:
+    """Fragment 0 of a run as one node lives it; the other nodes are what the test writes into the mailbox."""
+
+    def __init__(self, place: Place, host: Host, run: Run, commit: Commit) -> None:
+        self.place, self.host, self.run = place, host, run
+        self.messages: list[Message] = []
+        self.wishes: list[bool] = []
+        self.board = Board(host)
+        self.chain = Fragment(
+            host, run, self.board, commit, self.messages.append, lambda _, early: self.wishes.append(early)
+        )
+        self.board.open_rounds.update({fragment: run.fragments + fragment for fragment in range(run.fragments)})
+        self.others = {name: replace(host, node=name, incarnation=INCARNATION) for name in "abcdef"}
+
+    @classmethod
+    async def of(cls, place: Place, node: str = "a", settings: DiLoCo = SETTINGS, mailbox: Any = None) -> "Bench":
+        """Node ``node`` in a run that node ``a`` created, so that ``a`` is its closer."""
+        run = await created(place.host("a"), settings)
+        host = place.host(node, mailbox)
+        return cls(place, host, run, (await load_heads(host, run, {}))[0])
+
+    def live(self, *nodes: str, state: LeaseState = "t", beat: int = 0) -> None:
+        """Let the board see beats of these nodes."""
+        self.board.listed([LeaseKey(node, beat, state, 0, INCARNATION) for node in nodes])
+
+    async def snapshot(self, node: str, delta: Any = 0.5, **changes: Any) -> None:
+        """Put another node's snapshot for the open round into the mailbox."""
+        body = snapshot_body(self.run, self.chain.head, self.others[node], delta, **changes)
+        await self.place.mailbox.put(DeltaKey(self.chain.round, node).path, body)
+
+    def publish(self, delta: Any = 0.5, **changes: Any) -> str:
+        """Let this node publish; the snapshot's digest."""
+        snapshot = taken(self.run, self.chain.head, delta, **changes)
+        self.chain.published = encoded_snapshot(self.host, self.run, snapshot, self.chain.round, self.chain.layout)
+        self.chain.bell.ring()
+        return self.chain.published.digest
+
+    async def commit(self, **changes: Any) -> Head:
+        """Commit the open round in another node's name; the head it makes."""
+        host = self.others[changes.pop("node", "b")]
+        return await committed(host, self.run, self.chain.head, changes.pop("fill", 7.0), **changes)
+
+    async def record(self) -> RoundRecord | None:
+        """The record of the open round, if there is one."""
+        state = await read_round(self.place.mailbox, self.run.id, self.chain.round)
+        return state.record if isinstance(state, Decided) else None
+
+    async def advanced(self, versions: int = 1, within: float = 1000.0) -> Head:
+        """Run the chain's task until its head has moved on by so many versions."""
+        wanted = self.chain.head.version + versions
+        task = asyncio.ensure_future(self.chain.run())
+        deadline = self.place.loop.time() + within
+        while len([one for one in self.messages if isinstance(one, Commit)]) < wanted and not task.done():
+            assert self.place.loop.time() < deadline, f"version {self.chain.head.version} after {within} s"
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled():
+            await task
+        return self.chain.head
+
+    async def kept(self, seconds: float) -> None:
+        """Run the chain's task for so long."""
+        task = asyncio.ensure_future(self.chain.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def virtually(main: Callable[[Place], Coroutine[Any, Any, T]]) -> T:
@@ -152,8 +223,8 @@ async def committed(host: Host, run: Run, head: Head, fill: float, **changes: An
     return succeeded(head, decided, run.fragments, host.clock.now())
 
 
-def snapshot_body(run: Run, head: Head, host: Host, delta: Flat | float = 0.5, **changes: Any) -> bytes:
-    """A snapshot of ``host`` for the round after ``head``, as the mailbox holds it."""
+def taken(run: Run, head: Head, delta: Flat | float = 0.5, **changes: Any) -> Snapshot:
+    """A snapshot for the round after ``head`` whose delta is ``delta``."""
     layout = run.layouts[head.fragment]
     base = np.zeros(layout.size, np.float32)
     fields: dict[str, Any] = {
@@ -161,5 +232,10 @@ def snapshot_body(run: Run, head: Head, host: Host, delta: Flat | float = 0.5, *
         "values": np.subtract(base, np.broadcast_to(np.float32(delta), base.shape)), "steps": 20, "tokens": 160,
         "local_step": head.due, "step_seconds": 0.1, "early": False,
     }  # fmt: skip
-    snapshot = Snapshot(**{**fields, **changes})
+    return Snapshot(**{**fields, **changes})
+
+
+def snapshot_body(run: Run, head: Head, host: Host, delta: Flat | float = 0.5, **changes: Any) -> bytes:
+    """A snapshot of ``host`` for the round after ``head``, as the mailbox holds it."""
+    snapshot, layout = taken(run, head, delta, **changes), run.layouts[head.fragment]
     return bytes(encoded_snapshot(host, run, snapshot, head.next_round(run.fragments), layout).body)
