@@ -25,6 +25,7 @@ from gradientmail_core.protocol.keys import ClaimKey
 from gradientmail_core.protocol.records import Claim, parse_claim
 
 CLAIMS_MOST = 1000
+CLAIM_GAP_SECONDS = 1.0
 NEVER = float("inf")
 
 
@@ -81,7 +82,7 @@ class Follower(Closer):
         candidates = self._board.candidates(self._run, self.head.fragment)
         others = [node for node in candidates if node not in (self.head.closer, self._host.node)]
         turn = len(others) if self._host.node not in candidates else candidates.index(self._host.node)
-        patience = turn * max(self.head.estimates.sync, 1.0)
+        patience = turn * max(self.head.estimates.sync, CLAIM_GAP_SECONDS)
         if reason is not None:
             self._quorum_known_at = self._quorum_known_at or now
             return self._quorum_known_at + patience, reason
@@ -110,7 +111,7 @@ class Follower(Closer):
                 break
             holder = parse_claim(outcome.body, self._run.id)
             if isinstance(holder, Claim) and not self._claim_lapsed(holder):
-                self._quorum_known_at = self._host.clock.now()
+                self._quorum_known_at = self._host.clock.now() + max(self.head.estimates.sync, CLAIM_GAP_SECONDS)
                 return None
         state = await read_round(self._host.mailbox, self._run.id, round)
         if isinstance(state, Decided):

@@ -82,7 +82,7 @@ class Bench:
     """Fragment 0 of a run as one node lives it; the other nodes are what the test writes into the mailbox."""
 
     def __init__(self, place: Place, host: Host, run: Run, commit: Commit) -> None:
-        self.place, self.host, self.run = place, host, run
+        self.place, self.host, self.run, self.loaded = place, host, run, commit
         self.messages: list[Message] = []
         self.wishes: list[bool] = []
         self.board = Board(host)
