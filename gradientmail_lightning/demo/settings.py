@@ -34,7 +34,7 @@ HELP = {
 class Settings:
     """Model, optimizer and merging, the same for one node alone and for nodes together."""
 
-    steps: int = 450
+    steps: int = 300
     batch: int = 8
     context: int = 64
     width: int = 160

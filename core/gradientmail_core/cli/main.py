@@ -18,7 +18,7 @@ Command: TypeAlias = Callable[[Sequence[str]], int]
 
 GROUP: Final = "gradientmail.commands"
 DISTRIBUTION: Final = "gradientmail"
-INSTALL: Final = "pip install 'gradientmail[all]'"
+INSTALL: Final = "pip install '.[all]' in a clone of the project"
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
