@@ -60,8 +60,9 @@ class Node:
 
     async def enter(self) -> Found | None:
         """Write the first beat and look for the run; None if it must be created."""
-        known = [lease.beat for lease in await listed_leases(self._host) if lease.node == self._host.node]
-        self._beat_number = max(known, default=-1) + 1
+        own = [lease for lease in await listed_leases(self._host) if lease.node == self._host.node]
+        self._old_beats = sorted(own, key=lambda lease: lease.beat)
+        self._beat_number = self._old_beats[-1].beat + 1 if own else 0
         found = await find_run(self._host)
         await self._beat()
         return found
