@@ -1,6 +1,6 @@
 """A training loop of your own, joined to a run: a ``with`` around it and one call in it.
 
-    python examples/plain_loop.py file:///shared/run
+python examples/plain_loop.py file:///shared/run
 """
 
 import sys

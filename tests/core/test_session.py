@@ -105,7 +105,7 @@ def test_align_loads_the_committed_model() -> None:
         for _ in range(4):
             with torch.no_grad():
                 for parameter in module.parameters():
-                    parameter += 0.1
+                    parameter.add_(0.1)
             session.step()
     other = network(seed=1)
     gm.align(other, mailbox=mailbox)
@@ -217,7 +217,7 @@ def test_metrics_are_plain_numbers() -> None:
         for _ in range(3):
             session.step()
         figures = session.metrics()
-    assert all(isinstance(value, float) and np.isfinite(value) for value in figures.values())
+    assert all(np.isfinite(value) for value in figures.values())
     assert figures["bytes_up"] > 0
 
 

@@ -49,7 +49,7 @@ class Node:
         self._old_beats: list[LeaseKey] = []
         self._published_at = 0.0
         self._begun = False
-        self._fragments: list[Fragment] = []
+        self.fragments: list[Fragment] = []
         self._learner: Learner | None = None
         self._run: Run | None = None
         self._on_failure: Callable[[BaseException], None] = lambda failure: None
@@ -134,10 +134,10 @@ class Node:
         self._learner = learner
         self._on_failure = on_failure
         self.board.clock = lambda: learner.state.global_step
-        self._fragments = [
+        self.fragments = [
             Fragment(self._host, self._run, self.board, commit, learner.deliver, learner.hurry) for commit in commits
         ]
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             self._spawn(fragment.run())
         self._spawn(self._keep_beating())
         self._spawn(self._keep_listing())
@@ -153,7 +153,7 @@ class Node:
 
     async def _publish(self, snapshot: Snapshot) -> None:
         assert self._run is not None and self._learner is not None
-        run, fragment = self._run, self._fragments[snapshot.fragment]
+        run, fragment = self._run, self.fragments[snapshot.fragment]
         started = self._host.clock.now()
         round = (snapshot.version + 1) * run.fragments + snapshot.fragment
         if snapshot.version != fragment.head.version:
@@ -189,12 +189,12 @@ class Node:
     @property
     def rounds_seen(self) -> int:
         """Commits of all fragments this node has aligned with or could."""
-        return sum(fragment.head.version for fragment in self._fragments)
+        return sum(fragment.head.version for fragment in self.fragments)
 
     @property
     def merged_tokens(self) -> int:
         """Tokens merged by everyone, averaged over the fragments."""
-        return sum(fragment.head.merged_tokens for fragment in self._fragments) // max(len(self._fragments), 1)
+        return sum(fragment.head.merged_tokens for fragment in self.fragments) // max(len(self.fragments), 1)
 
     # -- leaving -------------------------------------------------------------------------------------------
 
@@ -206,10 +206,10 @@ class Node:
     async def leave(self, patience: float) -> None:
         """End what this node was closing, load the newest commits, release the lease."""
         deadline = self._host.clock.now() + patience
-        while any(fragment.settling for fragment in self._fragments) and self._host.clock.now() < deadline:
+        while any(fragment.settling for fragment in self.fragments) and self._host.clock.now() < deadline:
             await self._host.clock.sleep(SETTLING_POLL_SECONDS)
         await self.stop()
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             while await fragment.caught_up():
                 pass
             await fragment.hint()
@@ -258,7 +258,7 @@ class Node:
         while True:
             await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
             await self._list()
-            for fragment in self._fragments:
+            for fragment in self.fragments:
                 await fragment.tidy()
             await self._bury()
 

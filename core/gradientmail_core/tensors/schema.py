@@ -98,8 +98,9 @@ def schema_difference(ours: Schema, theirs: Schema) -> list[str]:
     """One line for each tensor that is missing, extra or of another shape, ours against the run's."""
     mine = {tensor.name: tensor.shape for tensor in ours.tensors}
     run = {tensor.name: tensor.shape for tensor in theirs.tensors}
-    missing = [f"- {name} {list(run[name])} (in the run, not in this model)" for name in sorted(run.keys() - mine.keys())]
-    extra = [f"+ {name} {list(mine[name])} (in this model, not in the run)" for name in sorted(mine.keys() - run.keys())]
+    absent, added = sorted(run.keys() - mine.keys()), sorted(mine.keys() - run.keys())
+    missing = [f"- {name} {list(run[name])} (in the run, not in this model)" for name in absent]
+    extra = [f"+ {name} {list(mine[name])} (in this model, not in the run)" for name in added]
     shapes = [
         f"! {name} {list(mine[name])} here, {list(run[name])} in the run"
         for name in sorted(mine.keys() & run.keys())
