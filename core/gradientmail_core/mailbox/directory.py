@@ -233,10 +233,13 @@ class DirectoryMailbox:
         with open(file, "wb"):
             newest = os.fstat(file).st_mtime - older_than
         os.unlink(probe)
-        old = [path for path in self._root.rglob(".*.tmp") if path.lstat().st_mtime < newest]
-        for path in old:
-            path.unlink(missing_ok=True)
-        return len(old)
+        removed = 0
+        for path in self._root.rglob(".*.tmp"):
+            with suppress(FileNotFoundError):  # its writer may be alive and done
+                if path.lstat().st_mtime < newest:
+                    path.unlink()
+                    removed += 1
+        return removed
 
 
 def _opened_root(root: Path, must_exist: bool) -> Path:

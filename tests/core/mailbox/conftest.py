@@ -1,10 +1,10 @@
-"""One SeaweedFS and one moto for the whole session, started when a test first asks."""
+"""One server of each kind for the whole session, started when a test first asks."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.core.mailbox.servers import S3Server, moto, seaweedfs
+from tests.core.mailbox.servers import AzureServer, S3Server, azurite, azurite_program, moto, seaweedfs
 
 
 @pytest.fixture(scope="session")
@@ -16,4 +16,12 @@ def seaweedfs_server() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     with moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[AzureServer]:
+    if azurite_program() is None:
+        pytest.skip("Azurite is not installed: npm install -g azurite, or set AZURITE_BLOB")
+    with azurite() as server:
         yield server

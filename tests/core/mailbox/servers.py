@@ -1,10 +1,14 @@
-"""Real S3 servers for the tests and benchmarks, on free ports, gone when their context ends.
+"""Real object stores for the tests and benchmarks, on free ports, gone when their context ends.
 
 SeaweedFS is a process of its own that checks signatures and checksums; moto is a thread here, quick to
-start, and checks neither.
+start, and checks neither. Azurite, Azure's emulator, is not on PyPI: what needs it is skipped without it.
 """
 
+import base64
 import contextlib
+import hashlib
+import hmac
+import http.client
 import os
 import shutil
 import socket
@@ -14,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +128,61 @@ def moto() -> Iterator[S3Server]:
         yield S3Server(f"http://{host}:{port}")
     finally:
         server.stop()
+
+
+@dataclass(frozen=True)
+class AzureServer:
+    """A server with one container. The key is the published one of every emulator."""
+
+    port: int
+    account: str = "devstoreaccount1"
+    key: str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    def url(self, prefix: str) -> str:
+        """A mailbox there, for a process whose AZURE_STORAGE_ACCOUNT_KEY is ``key``."""
+        endpoint = f"http://127.0.0.1:{self.port}/{self.account}"
+        return f"az://{BUCKET}/{prefix}?account={self.account}&endpoint_url={endpoint}"
+
+    def make_container(self) -> bool:
+        """Create the container; False while nobody answers."""
+        date, version = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT"), "2021-08-06"
+        what = f"/{self.account}/{self.account}/{BUCKET}\nrestype:container"
+        text = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n{what}"
+        digest = hmac.new(base64.b64decode(self.key), text.encode(), hashlib.sha256).digest()
+        signature = f"SharedKey {self.account}:{base64.b64encode(digest).decode()}"
+        headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": signature, "Content-Length": "0"}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("PUT", f"/{self.account}/{BUCKET}?restype=container", headers=headers)
+            return connection.getresponse().status == 201
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+def azurite_program() -> str | None:
+    """Azure's emulator, where somebody has installed it (npm install -g azurite)."""
+    return os.environ.get("AZURITE_BLOB") or shutil.which("azurite-blob")
+
+
+@contextlib.contextmanager
+def azurite() -> Iterator[AzureServer]:
+    """Azurite's blob service with its data in memory."""
+    program, port = azurite_program(), _free_ports(1)[0]
+    assert program is not None
+    flags = ("--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent")
+    command = [program, *flags, "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    process, server = subprocess.Popen(command, stdout=subprocess.DEVNULL), AzureServer(port)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not server.make_container():
+            assert process.poll() is None and time.monotonic() < deadline, "Azurite did not start"
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -20,11 +20,12 @@ from gradientmail_core.mailbox import (
     MeteredMailbox,
     RetryingMailbox,
     ThrottledMailbox,
+    open_mailbox,
 )
 from gradientmail_core.mailbox.objectstore.location import Backend
 from tests.core.mailbox import contract
 from tests.core.mailbox.contract import Open, Scenario
-from tests.core.mailbox.servers import S3Server
+from tests.core.mailbox.servers import AzureServer, S3Server
 
 Wrap = Callable[[Mailbox], Mailbox]
 
@@ -64,6 +65,13 @@ def over_s3(server: str, backend: Backend) -> Callable[[pytest.FixtureRequest], 
     return open_s3
 
 
+def over_azure(request: pytest.FixtureRequest) -> Open:
+    server: AzureServer = request.getfixturevalue("azure_server")
+    request.getfixturevalue("monkeypatch").setenv("AZURE_STORAGE_ACCOUNT_KEY", server.key)
+    url = server.url(f"contract-{secrets.token_hex(4)}")
+    return lambda: open_mailbox(url)
+
+
 MAILBOXES: dict[str, Callable[[pytest.FixtureRequest], Open]] = {
     "memory": memory,
     "directory": directory,
@@ -76,6 +84,7 @@ MAILBOXES: dict[str, Callable[[pytest.FixtureRequest], Open]] = {
     "s3fs-moto": over_s3("moto", "s3fs"),
     "obstore-seaweedfs": over_s3("seaweedfs", "obstore"),
     "obstore-moto": over_s3("moto", "obstore"),
+    "obstore-azurite": over_azure,
 }
 
 

@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -125,7 +126,7 @@ def test_a_killed_writer_leaves_no_part_and_its_rest_can_be_removed(tmp_path: Pa
 # -- strangers and links
 
 
-def test_what_is_no_object_is_neither_listed_nor_read(tmp_path: Path) -> None:
+def test_what_is_no_object_is_neither_listed_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")
@@ -140,13 +141,17 @@ def test_what_is_no_object_is_neither_listed_nor_read(tmp_path: Path) -> None:
     (root / "live" / "ümlaut").write_text("x")
     (root / "live" / "empty").mkdir()
     os.mkfifo(root / "live" / "pipe")
+    with socket.socket(socket.AF_UNIX) as unheard:
+        monkeypatch.chdir(root / "live")
+        unheard.bind("socket")
     (root / "live" / "ok").write_text("ok")
 
     async def work(mailbox: DirectoryMailbox) -> None:
         assert await listed(mailbox) == ["live/ok"]
         assert await listed(mailbox, "dir-link/") == []
-        for key in ("live/file-link", "live/loop", "dir-link/secret", "live/pipe", "live/empty", "live/ok/below"):
-            assert await mailbox.get(key) is None, key
+        for key in ("file-link", "loop", "pipe", "socket", "empty", "ok/below"):
+            assert await mailbox.get(f"live/{key}") is None, key
+        assert await mailbox.get("dir-link/secret") is None
 
     on(root, work)
     assert (outside / "secret").read_text() == "secret"
@@ -247,6 +252,14 @@ def test_a_lost_race_after_the_look_is_taken(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(os, "link", overtaken)
         assert await mailbox.create("a", b"mine") is CreateOutcome.TAKEN
         assert await mailbox.get("a") == b"theirs"
+
+    on(tmp_path, work)
+
+
+def test_a_key_that_was_taken_and_is_gone_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(mailbox: DirectoryMailbox) -> None:
+        monkeypatch.setattr(os, "link", broken(errno.EEXIST))
+        assert await mailbox.create("a", b"mine") is CreateOutcome.TAKEN
 
     on(tmp_path, work)
 

@@ -35,7 +35,7 @@ PARTS_AT_ONCE = 4
 CONNECT_SECONDS, READ_SECONDS = 5, 30
 
 
-class Client(Protocol):
+class _Client(Protocol):
     """What is used of the client that s3fs keeps; arguments and answers are those of the S3 API."""
 
     def get_object(self, **query: object) -> Response: ...
@@ -127,18 +127,18 @@ class S3fsTransport:
             case _:
                 return None
 
-    async def _client(self) -> Client:
-        client: Client = await self._files.set_session()
+    async def _client(self) -> _Client:
+        client: _Client = await self._files.set_session()
         return client
 
-    async def _whole(self, client: Client, path: str, limit: int | None, span: str | None = None) -> bytes:
+    async def _whole(self, client: _Client, path: str, limit: int | None, span: str | None = None) -> bytes:
         response = await client.get_object(Bucket=self._bucket, Key=path, **({"Range": span} if span else {}))
         async with response["Body"] as stream:
             _check_size(path, response["ContentLength"], limit)
             body: bytes = await stream.read()
             return body
 
-    async def _in_ranges(self, client: Client, path: str, limit: int) -> bytes:
+    async def _in_ranges(self, client: _Client, path: str, limit: int) -> bytes:
         """The first range tells the size; the others follow at once, a few at a time."""
         try:
             response = await client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes=0-{PART - 1}")
@@ -158,7 +158,7 @@ class S3fsTransport:
 
         return b"".join([first, *await _all(part(start) for start in range(len(first), size, PART))])
 
-    async def _put_in_parts(self, client: Client, path: str, view: memoryview) -> None:
+    async def _put_in_parts(self, client: _Client, path: str, view: memoryview) -> None:
         upload = await client.create_multipart_upload(Bucket=self._bucket, Key=path)
         where = {"Bucket": self._bucket, "Key": path, "UploadId": upload["UploadId"]}
         turns = asyncio.Semaphore(PARTS_AT_ONCE)
@@ -227,7 +227,7 @@ async def _all(work: Iterable[Coroutine[object, None, T]]) -> list[T]:
         raise
 
 
-async def _aborted(client: Client, where: dict[str, str]) -> None:
+async def _aborted(client: _Client, where: dict[str, str]) -> None:
     try:
         await client.abort_multipart_upload(**where)
     except (BotoCoreError, ClientError, aiohttp.ClientError, OSError):

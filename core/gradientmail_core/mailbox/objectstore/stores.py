@@ -91,6 +91,7 @@ def open_object_store(url: str) -> ObjectMailbox:
         raise ConfigurationError(
             f"The {parts.scheme}:// URL names no bucket.", f"Write {parts.scheme}://bucket/prefix."
         )
+    _check_settings(parts)
     where, prefix = f"{parts.scheme}://{parts.host}/{'/'.join(parts.path)}".rstrip("/"), "/".join(parts.path)
     return ObjectMailbox(_transport(parts), where, prefix, max_concurrency=MAX_CONCURRENCY)
 
@@ -117,7 +118,9 @@ def _transport(url: StoreUrl) -> Transport:
 
         if url.scheme in _GOOGLE:
             return obstore.ObstoreTransport(obstore.google_store(url.host))
-        return obstore.ObstoreTransport(obstore.azure_store(url.host, url.query.get("account")))
+        return obstore.ObstoreTransport(
+            obstore.azure_store(url.host, url.query.get("account"), url.query.get("endpoint_url"))
+        )
     extra = {"gcsfs": _GOOGLE, "adlfs": _AZURE}
     for library, schemes in extra.items():
         if url.scheme in schemes and not _installed(library):
@@ -129,6 +132,15 @@ def _transport(url: StoreUrl) -> Transport:
     from gradientmail_core.mailbox.objectstore.fsspec import FsspecTransport, open_file_system
 
     return FsspecTransport(open_file_system(url.scheme, **url.query), url.scheme, url.host)
+
+
+def _check_settings(url: StoreUrl) -> None:
+    """Clouds have few settings of their own; whatever else fsspec serves may have any."""
+    known = ("account", "endpoint_url") if url.scheme in _AZURE else () if url.scheme in _GOOGLE else url.query
+    if unknown := sorted(set(url.query) - set(known)):
+        raise ConfigurationError(
+            f"The {url.scheme}:// URL sets {', '.join(unknown)}.", f"Known settings: {', '.join(known) or 'none'}."
+        )
 
 
 def _installed(library: str) -> bool:
