@@ -1,10 +1,12 @@
 """Lightning under each of the names it is installed by."""
 
+from typing import Any
+
 import pytest
 
 from tests.lightning.nodes import NAMESPACES, namespace
 
-_BUILT = {}
+_BUILT: dict[str, Any] = {}
 
 
 @pytest.fixture(params=NAMESPACES)

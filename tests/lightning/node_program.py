@@ -47,6 +47,11 @@ def module_for(pl: Any, options: dict[str, Any]) -> Any:
             if options.get("fail_rank") == self.global_rank and batch_idx == 2:
                 raise ZeroDivisionError("this rank fails")
 
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            """Stop where the run is, not this node: one that joined late has taken fewer steps."""
+            strategy = self.trainer.strategy
+            self.trainer.should_stop = strategy.broadcast(strategy.progress().get("global_step", 0) >= options["steps"])
+
         def on_fit_end(self) -> None:
             path = Path(options["out"], f"{options['node']}-{self.global_rank}.json")
             path.write_text(json.dumps(full_values(self.net)))
@@ -62,7 +67,7 @@ def main() -> None:
     """Train, and write down what came of it."""
     options = json.loads(sys.argv[1])
     pl = namespace(options.get("namespace", "lightning.pytorch"))
-    kinds = {
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "single": (pl.gm.GradientMailStrategy, {}),
         "ddp": (pl.gm.GradientMailDDPStrategy, {"process_group_backend": "gloo"}),
         "fsdp2": (
@@ -79,9 +84,7 @@ def main() -> None:
     )
     torch.manual_seed(options.get("seed", 1))
     devices = 1 if options["kind"] == "single" else 2
-    trainer = pl.pl.Trainer(
-        strategy=strategy, **{**QUIET, "devices": devices}, max_steps=options.get("steps", 24), max_epochs=-1
-    )
+    trainer = pl.pl.Trainer(strategy=strategy, **{**QUIET, "devices": devices}, max_epochs=-1)
     trainer.fit(module_for(pl, options), batches(16, shuffle=True))
     print(f"rank {trainer.global_rank} of {options['node']} done", os.getpid())
 

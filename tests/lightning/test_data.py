@@ -1,6 +1,7 @@
 """Batches are counted from their shapes; each node shuffles differently, and nobody's loader is changed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,9 @@ def test_the_users_loader_is_untouched():
     assert len(copied) == len(loader) == 16
 
 
+DATA: Any = torch.arange(8)
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(8))
@@ -109,12 +113,12 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     "loader",
     [
-        DataLoader(torch.arange(8), batch_size=2),
-        DataLoader(torch.arange(8), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)),
-        DataLoader(torch.arange(8), sampler=RandomSampler(range(8), generator=torch.Generator())),
-        DataLoader(torch.arange(8), batch_sampler=[[0, 1], [2, 3]]),
+        DataLoader(DATA, batch_size=2),
+        DataLoader(DATA, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)),
+        DataLoader(DATA, sampler=RandomSampler(range(8), generator=torch.Generator())),
+        DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
         DataLoader(Endless(), batch_size=2),
-        [torch.arange(8)],
+        [DATA],
     ],
     ids=["sequential", "own_generator", "own_sampler_generator", "list_of_batches", "iterable", "no_loader"],
 )

@@ -8,25 +8,29 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from gradientmail_core.session import align
 from tests.lightning.node_program import bare_model, full_values
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 ROOT = Path(__file__).resolve().parents[2]
+STEPS = 24
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def start(tmp_path: Path, **options) -> subprocess.Popen[str]:
     """Start one node; it shares a mailbox under ``tmp_path`` with the others."""
-    settings = {"mailbox": (tmp_path / "run").as_uri(), "out": str(tmp_path), **options}
+    settings = {"mailbox": (tmp_path / "run").as_uri(), "out": str(tmp_path), "steps": STEPS, **options}
     command = [sys.executable, "-m", "tests.lightning.node_program", json.dumps(settings)]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
-def finished(node: subprocess.Popen[str], seconds: float = 100.0) -> str:
+def finished(node: subprocess.Popen[str], seconds: float = 240.0) -> str:
     """What the node printed, once it ended; it is killed if it does not."""
     try:
         return node.communicate(timeout=seconds)[0]
@@ -49,7 +53,7 @@ def test_nodes_of_every_kind_end_on_the_same_committed_bytes(tmp_path):
     assert [node.returncode for node in nodes] == [0, 0, 0], "\n".join(printed)
     assert "GradientMail: b joined run" in printed[1]
     committed = bare_model()
-    assert align(committed, mailbox=(tmp_path / "run").as_uri()) == 24
+    assert align(committed, mailbox=(tmp_path / "run").as_uri()) == STEPS
     expected = full_values(committed)
     for rank in ("a-0", "b-0", "b-1", "c-0", "c-1"):
         assert values(tmp_path / f"{rank}.json") == expected, rank
@@ -77,6 +81,6 @@ def test_a_sigterm_ends_a_wait_for_other_nodes(tmp_path):
             break
     time.sleep(0.2)
     node.send_signal(signal.SIGTERM)
-    printed = finished(node, 30.0)
+    printed = finished(node, 60.0)
     assert node.returncode == 143, printed
     assert leases(tmp_path)[-1] == "x"

@@ -18,6 +18,8 @@ from gradientmail_core.adapters.torch_distributed import Alone, Ranks
 from gradientmail_core.errors import SessionFailed
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
 
+pytestmark = pytest.mark.timeout(300)
+
 ROWS, COLUMNS = 5, 3
 WHOLE = FragmentLayout(0, (Piece("bias", (ROWS,), 0), Piece("weight", (ROWS, COLUMNS), ROWS)))
 PART = FragmentLayout(1, (Piece("weight", (2, COLUMNS), 0, rows=(1, 3)),))
@@ -35,7 +37,8 @@ def sharded(placements) -> nn.Module:
     return module
 
 
-def full(parameter: nn.Parameter) -> list[float]:
+def full(parameter: torch.Tensor | nn.Module) -> list[float]:
+    assert isinstance(parameter, torch.Tensor)
     tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
     return tensor.detach().flatten().tolist()
 
@@ -82,7 +85,12 @@ def reset() -> dict[str, object]:
     module(torch.ones(COLUMNS)).sum().backward()
     optimizer.step()
     ranks = Ranks(model, torch.device("cpu"))
-    ranks.run(lambda: ranks.model.reset_optimizer() or 0)
+
+    def session() -> int:
+        ranks.model.reset_optimizer()
+        return 0
+
+    ranks.run(session)
     return {"state": len(optimizer.state)}
 
 
@@ -127,7 +135,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     commands = [[sys.executable, "-W", "ignore", __file__, str(rank), str(folder)] for rank in range(2)]
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
