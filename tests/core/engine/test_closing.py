@@ -139,6 +139,7 @@ def test_tokens_are_clamped_to_what_the_run_allows_for_the_steps() -> None:
 
 
 @given(st.binary(max_size=400))
+@settings(deadline=None)
 def test_any_bytes_are_refused(body: bytes) -> None:
     assert isinstance(verdict(body), Refusal)
 

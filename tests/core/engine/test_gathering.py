@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -133,6 +133,7 @@ def test_a_set_grace_is_taken_as_it_is() -> None:
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 999), st.integers(1, 8))
+@settings(deadline=None)
 def test_grace_is_finite_and_at_most_one_gap(step: float, quorum: float, sync: float, every: int, flight: int) -> None:
     settings = DiLoCo(sync_every=every, fragments=1, in_flight=flight)
     grace = grace_seconds(settings, Estimates(quorum=quorum, sync=sync), step)
@@ -225,6 +226,7 @@ STEPS = st.sampled_from([1, 2**31]) | st.integers(1, 2**31)
 
 
 @given(st.lists(st.tuples(TOKENS, STEPS), min_size=1, max_size=6))
+@settings(deadline=None)
 def test_every_share_is_a_weight_that_merges_take(claimed: list[tuple[int, int]]) -> None:
     found = shares([snapshot(tokens=tokens, steps=steps) for tokens, steps in claimed])
     assert all(0.0 < share <= 1.0 for share in found)

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.engine.polling import (
@@ -24,6 +24,7 @@ NO_TIME = -float("inf")
 
 
 @given(st.integers(0, 10**6), st.none() | st.floats(-10, 1e7), st.none() | st.floats(0, 1e6))
+@settings(deadline=None)
 def test_no_gap_is_so_small_that_a_node_hammers_the_store(
     attempts: int, interval: float | None, grace: float | None
 ) -> None:
@@ -33,6 +34,7 @@ def test_no_gap_is_so_small_that_a_node_hammers_the_store(
 
 
 @given(st.floats(1, 1e6))
+@settings(deadline=None)
 def test_gaps_double_up_to_a_quarter_of_the_cycle(interval: float) -> None:
     gaps = [commit_gap(attempts, interval) for attempts in range(30)]
     assert gaps[0] == min(0.25, interval / 16)

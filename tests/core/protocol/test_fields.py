@@ -65,6 +65,7 @@ def read(body: bytes | str) -> Fields | Rejected:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200))
+@settings(deadline=None)
 def test_any_bytes_give_an_object_or_a_reason(body: bytes | str) -> None:
     assert isinstance(read(body), Fields | Rejected)
 
@@ -112,6 +113,7 @@ def test_a_missing_field_is_named(reader: str) -> None:
 
 
 @given(st.sampled_from(sorted(READERS)), VALUES)
+@settings(deadline=None)
 def test_no_value_raises_past_the_guard(reader: str, value: object) -> None:
     guarded(lambda: READERS[reader](Fields({"x": value})))
 

@@ -1,7 +1,7 @@
 """A key says one thing: what is built is parsed back, and what is not spelled that way is a stranger's."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.errors import ConfigurationError
@@ -44,12 +44,14 @@ PLAUSIBLE = st.from_regex(
 
 
 @given(LIVE)
+@settings(deadline=None)
 def test_live_keys_come_back(key: LiveKey) -> None:
     assert parse_live(key.path) == key
     assert is_key(key.path)
 
 
 @given(st.text(max_size=60) | PLAUSIBLE)
+@settings(deadline=None)
 def test_any_other_spelling_is_a_stranger(text: str) -> None:
     key = parse_live(text)
     assert key is None or key.path == text
@@ -82,6 +84,7 @@ def test_near_misses_are_strangers(text: str) -> None:
 
 
 @given(ROUNDS, ROUNDS)
+@settings(deadline=None)
 def test_keys_sort_as_numbers_do(one: int, other: int) -> None:
     assert (tape_key(one, 0) < tape_key(other, 0)) == (one < other)
     assert (blob_prefix(one) < blob_prefix(other)) == (one < other)
@@ -94,6 +97,7 @@ def test_the_tape_has_ten_thousand_rounds_to_a_directory() -> None:
 
 
 @given(ROUNDS, NODES, st.integers(0, 999))
+@settings(deadline=None)
 def test_every_key_is_one_that_mailboxes_take(round: int, node: str, number: int) -> None:
     keys = (MANIFEST, creation_key(number), tape_key(round, number), blob_key(round, node, "0" * 64))
     assert all(map(is_key, keys))
@@ -120,6 +124,7 @@ def test_other_keys_are_no_payloads(key: str) -> None:
 
 
 @given(NODES)
+@settings(deadline=None)
 def test_node_ids_that_fit_are_taken(node: str) -> None:
     assert checked_node(node) == node
 

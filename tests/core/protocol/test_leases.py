@@ -1,7 +1,7 @@
 """Life and progress are judged on the observer's clock, from what was seen and never from what is missing."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
@@ -174,12 +174,14 @@ BEATS = st.lists(
 
 
 @given(BEATS, st.floats(0, 1e6))
+@settings(deadline=None)
 def test_the_order_of_a_listing_means_nothing(beats: list[LeaseKey], now: float) -> None:
     unique = list({(lease.node, lease.beat): lease for lease in beats}.values())
     assert observed(Roster(), unique, now, TIMEOUTS) == observed(Roster(), reversed(unique), now, TIMEOUTS)
 
 
 @given(BEATS, st.floats(0, 1e6), st.floats(0, 1e6))
+@settings(deadline=None)
 def test_only_differences_of_the_clock_matter(beats: list[LeaseKey], start: float, passed: float) -> None:
     ages = [
         {node: now - presence.seen for node, presence in observed(Roster(), beats, begin, TIMEOUTS).nodes.items()}

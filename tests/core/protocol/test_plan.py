@@ -97,7 +97,7 @@ SMALL = st.lists(
 
 
 @given(SMALL, PLANS)
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 def test_an_accepted_plan_holds_each_element_once(
     schema: tuple[tuple[str, tuple[int, ...], str], ...], plan: Rows
 ) -> None:

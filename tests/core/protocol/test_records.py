@@ -112,17 +112,20 @@ def test_rounds_come_back(record: RoundRecord) -> None:
 
 
 @given(SNAPSHOTS)
+@settings(deadline=None)
 def test_snapshots_come_back(record: SnapshotRecord) -> None:
     assert parse_snapshot(record.encoded(), RUN) == record
 
 
 @given(CLAIMS)
+@settings(deadline=None)
 def test_claims_come_back(record: Claim) -> None:
     assert parse_claim(record.encoded(), RUN) == record
     assert parse_claim(record.encoded(), None) == record
 
 
 @given(MANIFESTS)
+@settings(deadline=None)
 def test_manifests_come_back(record: Manifest) -> None:
     assert parse_manifest(record.encoded()) == record
 
@@ -136,11 +139,13 @@ def test_canonical_bytes_are_one_spelling(kind: str) -> None:
 
 
 @given(KINDS, st.binary(max_size=300))
+@settings(deadline=None)
 def test_any_bytes_give_a_reason(kind: str, body: bytes) -> None:
     assert isinstance(PARSERS[kind](body), Rejected)
 
 
 @given(KINDS, ANY_JSON)
+@settings(deadline=None)
 def test_any_json_gives_a_reason(kind: str, value: object) -> None:
     assert isinstance(PARSERS[kind](json.dumps(value).encode()), Rejected)
 
