@@ -59,6 +59,7 @@ class Block(nn.Module):
         self.feed_out = nn.Linear(4 * size.width, size.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The stream after this block; ``cos`` and ``sin`` are the rotary tables, (time, head width / 2)."""
         x = x + self.attention_out(self._attend(self.attention_norm(x), cos, sin))
         hidden: Tensor = self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
         return x + hidden
@@ -90,6 +91,7 @@ class ByteGPT(nn.Module):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * size.layers))
 
     def forward(self, text: Tensor) -> Tensor:
+        """Logits for the byte after each of ``text``'s."""
         time = text.shape[1]
         x = self.embedding(text)
         for block in self.blocks:
@@ -114,11 +116,13 @@ class LanguageModel(LightningModule):
         return logits
 
     def training_step(self, window: Tensor, batch_idx: int) -> Tensor:
+        """The loss on one batch of windows, (batch, time + 1)."""
         loss = next_byte_loss(self, window)
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW and its warm-up."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
         warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / self.lr_warmup))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}

@@ -99,6 +99,7 @@ class Report(Callback):
         self._began = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock, at the run's step if there is a run."""
         if isinstance(trainer.strategy, GradientMailStrategy):
             self._first = int(str(trainer.strategy.progress()["global_step"]))
         self._began = time.monotonic()
@@ -107,6 +108,7 @@ class Report(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
+        """Report the step, evaluate if it is time, and stop where the run stops."""
         self._step = self._first + trainer.global_step
         if self._step % REPORT_EVERY_STEPS == 0:
             say(self._stepped(trainer.callback_metrics))
@@ -131,6 +133,7 @@ class Relay(logging.Handler):
     """Passes what the library logs on as a message, but for what others say of themselves."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print one record of the log."""
         match record.args:
             case (NodeAppeared() | NodeGone(left=True),):
                 pass
