@@ -35,7 +35,6 @@ MUTABLE_DATACLASSES = {
 TESTED_ELSEWHERE = {
     f"{CORE}/errors.py": "declarations; each error is raised in the tests of the module that raises it",
     f"{CORE}/mailbox/base.py": "a protocol; tests/core/mailbox/test_contract.py holds every mailbox to it",
-    f"{CORE}/tensors/codec_groups.py": "the part that codecs of blocks share; each codec's tests run through it",
     f"{CORE}/tensors/parts.py": "a protocol; tests/core/tensors/test_codecs.py holds every codec to it",
     f"{CORE}/tensors/model.py": "a protocol; tests/core/adapters holds adapters to it",
 }
