@@ -28,10 +28,10 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     names["missing"] = "no_such_package_at_all:main"
     entries = {name: EntryPoint(name, value, cli.GROUP) for name, value in names.items()}
     monkeypatch.setattr(cli, "installed_commands", lambda: entries)
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: globals().get(entry.name) or missing())
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: globals().get(entry.name) or not_installed())
 
 
-def missing() -> object:
+def not_installed() -> object:
     raise ModuleNotFoundError("no module", name="no_such_package_at_all")
 
 
