@@ -48,6 +48,7 @@ class Node:
         self._tasks: list[asyncio.Task[None]] = []
         self._old_beats: list[LeaseKey] = []
         self._published_at = 0.0
+        self._uploading = 0
         self._begun = False
         self.fragments: list[Fragment] = []
         self._learner: Learner | None = None
@@ -149,7 +150,14 @@ class Node:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Take a snapshot from the learner and upload it in the background."""
-        self._spawn(self._publish(snapshot))
+        self._uploading += 1
+        self._spawn(self._uploaded(snapshot))
+
+    async def _uploaded(self, snapshot: Snapshot) -> None:
+        try:
+            await self._publish(snapshot)
+        finally:
+            self._uploading -= 1
 
     async def _publish(self, snapshot: Snapshot) -> None:
         assert self._run is not None and self._learner is not None
@@ -224,6 +232,9 @@ class Node:
         self._host.emit(SessionEnded(self._host.node, self.rounds_seen, reason))
 
     async def _leaving_beat(self) -> None:
+        """Say that the node leaves once its snapshots are uploaded: nobody waits for those of one that leaves."""
+        while self._uploading:
+            await self._host.clock.sleep(SETTLING_POLL_SECONDS)
         await self._beat("d")
 
     async def stop(self) -> None:

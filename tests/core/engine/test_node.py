@@ -15,6 +15,7 @@ from gradientmail_core.events import (
     FragmentAligned,
     NodeGone,
     ObjectIgnored,
+    RoundTakenOver,
     RunJoined,
     RunWaited,
     SessionEnded,
@@ -25,7 +26,7 @@ from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.mailbox.base import Body
 from gradientmail_core.protocol.keys import DeltaKey, LeaseKey, parse_live
 from gradientmail_core.sim.checks import committed_parameters, forks, tape
-from gradientmail_core.sim.store import SimulatedStore
+from gradientmail_core.sim.store import SimulatedStore, Weather
 from gradientmail_core.sim.world import ToyModel, ended
 from gradientmail_core.tensors.schema import Schema, TensorSpec
 from tests.core.engine.parts import SETTINGS, TIMEOUTS, Place, taken, virtually
@@ -317,6 +318,35 @@ def test_a_leaving_closer_hands_over_so_that_nobody_waits_for_its_lease() -> Non
         after = [moment for moment in commits["b"] if moment > left_at - 3.0]
         assert max(later - earlier for earlier, later in pairwise(after)) < TIMEOUTS.lease / 2
         assert [event.node for event in place.events(NodeGone) if event.left] == ["a"]
+
+    virtually(main)
+
+
+def test_what_a_leaving_node_closes_last_it_hands_over() -> None:
+    async def main(place: Place) -> None:
+        one = replace(QUICK, fragments=1)
+        leaves = place.launch("a", settings=one, steps=100, min_nodes=2)
+        stays = place.launch("b", settings=one, steps=150, min_nodes=2)
+        await ended([leaves, stays])
+        records = await tape(place.mailbox)
+        assert [record.closer for record in records] == ["a"] * 4 + ["b"] * (len(records) - 4)
+        assert records[4].node == "a" and not place.events(RoundTakenOver)
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("steps", [(100, 100), (100, 140), (140, 100)])
+def test_the_last_snapshots_of_who_leaves_are_merged_however_long_they_upload(steps: tuple[int, int]) -> None:
+    async def main(place: Place) -> None:
+        place.weather = Weather(bandwidth=1000.0)
+        both = replace(QUICK, fragments=1, quorum_size=2)
+        nodes = [
+            place.launch(name, settings=both, steps=count, step_seconds=0.5, min_nodes=2)
+            for name, count in zip("ab", steps, strict=True)
+        ]
+        await ended(nodes)
+        together = (await tape(place.mailbox))[:5]
+        assert [len(record.participants) for record in together] == [2] * 5
 
     virtually(main)
 
