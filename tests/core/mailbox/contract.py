@@ -60,7 +60,7 @@ async def create_has_one_winner(open: Open) -> None:
 
 async def concurrent_creates_have_one_winner(open: Open) -> None:
     """Several keys at once, because SeaweedFS lets the losers of each wait for seconds."""
-    keys = [f"race/{turn}" for turn in range(5)]
+    keys = ["race/0", "race/1"]
     async with contextlib.AsyncExitStack() as stack:
         handles = [await stack.enter_async_context(closing(open())) for _ in range(4)]
 

@@ -45,5 +45,5 @@ def test_a_directory_has_one_winner(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["obstore", "s3fs"])
 def test_an_object_store_has_one_winner(seaweedfs_server: S3Server, backend: Backend) -> None:
-    winners = raced(seaweedfs_server.url(f"races-{backend}", backend), 6)
+    winners = raced(seaweedfs_server.url(f"races-{backend}", backend), 3)
     asyncio.run(holds_winners(seaweedfs_server.mailbox(f"races-{backend}", backend), winners))

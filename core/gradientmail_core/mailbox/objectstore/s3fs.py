@@ -79,7 +79,7 @@ class S3fsTransport:
     async def put(self, path: str, body: Body) -> None:
         client, view = await self._client(), memoryview(body).cast("B")
         if view.nbytes <= 2 * PART:
-            await client.put_object(Bucket=self._bucket, Key=path, Body=_stream(view))
+            await client.put_object(Bucket=self._bucket, Key=path, Body=io.BytesIO(view))
         else:
             await self._put_in_parts(client, path, view)
 
@@ -147,7 +147,8 @@ class S3fsTransport:
                 raise
             return b""
         async with response["Body"] as stream:
-            size = int(response.get("ContentRange", "/0").rpartition("/")[2]) or response["ContentLength"]
+            whole = str(response.get("ContentRange", "")).rpartition("/")[2]
+            size = int(whole) if whole.isdecimal() else response["ContentLength"]
             _check_size(path, size, limit)
             first: bytes = await stream.read()
         turns = asyncio.Semaphore(PARTS_AT_ONCE)
@@ -165,7 +166,7 @@ class S3fsTransport:
 
         async def part(number: int, start: int) -> dict[str, object]:
             async with turns:
-                body = _stream(view[start : start + PART])
+                body = io.BytesIO(view[start : start + PART])
                 done = await client.upload_part(**where, PartNumber=number, Body=body)
                 return {"PartNumber": number, "ETag": done["ETag"]}
 
@@ -204,10 +205,6 @@ def _client_settings(location: S3Location) -> dict[str, object]:
             "payload_signing_enabled": False,
         },
     }
-
-
-def _stream(view: memoryview) -> io.BytesIO:
-    return io.BytesIO(view)
 
 
 def _check_size(path: str, size: int, limit: int | None) -> None:
