@@ -92,8 +92,9 @@ class ChainView:
         self._board.open_rounds[self.head.fragment] = self.round
 
     def _needed(self) -> int:
-        """Accepted snapshots that make a quorum: all live learners' if there are fewer than the run asks for."""
-        return min(self._run.settings.quorum_size, max(len(self._board.live_learners()), 1))
+        """Accepted snapshots that make a quorum: fewer than the run asks for only if fewer nodes train or have reported."""
+        reported = self._board.deltas.get(self.round, set()) | self.gathering.heard
+        return min(self._run.settings.quorum_size, max(len(reported.union(self._board.live_learners())), 1))
 
     def _expected_at(self) -> float:
         """When the open round should be committed, if it goes as usual."""

@@ -68,6 +68,17 @@ def test_a_quorum_is_never_more_than_there_are_learners(quorum: int, nodes: str,
     bench(main, settings=replace(SETTINGS, quorum_size=quorum))
 
 
+def test_who_has_reported_and_leaves_counts_for_the_quorum() -> None:
+    async def main(found: Bench) -> None:
+        found.live("a", state="d")
+        found.live("b")
+        assert found.chain._needed() == 1
+        found.board.listed([DeltaKey(2, "a")])
+        assert found.chain._needed() == 2
+
+    bench(main, settings=replace(SETTINGS, quorum_size=2))
+
+
 def test_upload_times_are_smoothed() -> None:
     async def main(found: Bench) -> None:
         for _ in range(50):
