@@ -92,7 +92,7 @@ class ChainView:
         self._board.open_rounds[self.head.fragment] = self.round
 
     def _needed(self) -> int:
-        """Accepted snapshots that make a quorum: fewer than the run asks for only if fewer nodes train or have reported."""
+        """Accepted snapshots that make a quorum: fewer than asked for only if fewer nodes train or have reported."""
         reported = self._board.deltas.get(self.round, set()) | self.gathering.heard
         return min(self._run.settings.quorum_size, max(len(reported.union(self._board.live_learners())), 1))
 
