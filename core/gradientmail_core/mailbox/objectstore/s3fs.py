@@ -7,6 +7,7 @@ several stores ignore. Large puts go in parallel parts and large gets in paralle
 """
 
 import asyncio
+import functools
 import io
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from aiobotocore.session import AioSession
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
 from botocore.handlers import add_expect_header
+from botocore.loaders import Loader, create_loader
 
 from gradientmail_core.errors import PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, Entry
@@ -57,6 +59,7 @@ class S3fsTransport:
         self._bucket = location.bucket
         session = AioSession()
         session._credentials = _Renewed(credentials)
+        session.register_component("data_loader", _descriptions())
         # A body announced by "Expect: 100-continue" costs a round trip, and SeaweedFS stores an empty object
         # when the client goes away before it sends the body.
         session.unregister("before-call.s3", add_expect_header)
@@ -188,6 +191,12 @@ class _Renewed(AioCredentials):  # type: ignore[misc]
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
         found = await self._source.current()
         return ReadOnlyCredentials(found.access_key, found.secret_key, found.session_token, None)
+
+
+@functools.cache
+def _descriptions() -> Loader:
+    """The API's description, read once per process: it takes longer than a request."""
+    return create_loader()
 
 
 def _client_settings(location: S3Location) -> dict[str, object]:
