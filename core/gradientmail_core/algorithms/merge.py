@@ -26,6 +26,8 @@ from gradientmail_core.algorithms.reduction import (
     Table,
     Totals,
     measured,
+    norm_of,
+    piece_squares,
     replace_pieces,
     scale_pieces,
     sorted_mean,
@@ -45,6 +47,8 @@ __all__ = [
     "WeightedMean",
     "merge_from",
     "merge_settings",
+    "norm_of",
+    "piece_squares",
 ]
 
 _ROLES = ("matrix", "embedding", "head", "vector")

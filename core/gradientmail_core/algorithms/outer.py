@@ -16,7 +16,7 @@ about 1.0 for eight, which an exponent of 0.25 to 0.35 follows). 0, the default,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -24,8 +24,11 @@ import numpy as np
 
 from gradientmail_core.algorithms.settings import Named, Settings, checked, named_from
 from gradientmail_core.tensors.codecs import Codec
-from gradientmail_core.tensors.kernels import for_blocks, scratch
+from gradientmail_core.tensors.kernels import BLOCK, for_blocks, for_each, scratch
 from gradientmail_core.tensors.model import Flat
+
+SPAN = 2 * BLOCK
+STRETCH = 8 * SPAN
 
 
 class Outer(Protocol):
@@ -73,7 +76,7 @@ class Nesterov(Named):
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
-        def block(start: int, stop: int) -> None:
+        def span(start: int, stop: int) -> None:
             average, slope, change = buffer[start:stop], delta[start:stop], _scratch("outer.change", stop - start)
             np.multiply(average, mu, out=average)
             np.add(average, slope, out=average)
@@ -82,7 +85,7 @@ class Nesterov(Named):
             np.multiply(change, lr, out=change)
             np.subtract(theta[start:stop], change, out=theta[start:stop])
 
-        for_blocks(theta.size, block)
+        _for_spans(theta.size, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +111,14 @@ class HeavyBall(Named):
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
-        def block(start: int, stop: int) -> None:
+        def span(start: int, stop: int) -> None:
             average, change = buffer[start:stop], _scratch("outer.change", stop - start)
             np.multiply(average, mu, out=average)
             np.add(average, delta[start:stop], out=average)
             np.multiply(average, lr, out=change)
             np.subtract(theta[start:stop], change, out=theta[start:stop])
 
-        for_blocks(theta.size, block)
+        _for_spans(theta.size, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,12 @@ class SGD(Named):
     def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
 
-        def block(start: int, stop: int) -> None:
+        def span(start: int, stop: int) -> None:
             change = _scratch("outer.change", stop - start)
             np.multiply(delta[start:stop], lr, out=change)
             np.subtract(theta[start:stop], change, out=theta[start:stop])
 
-        for_blocks(theta.size, block)
+        _for_spans(theta.size, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ class Adam(Named):
         fresh1, beta2, fresh2 = np.float32(1.0 - self.beta1), np.float32(self.beta2), np.float32(1.0 - self.beta2)
         eps = np.float32(self.eps)
 
-        def block(start: int, stop: int) -> None:
+        def span(start: int, stop: int) -> None:
             mean, square, slope = momentum[start:stop], variance[start:stop], delta[start:stop]
             change = _scratch("outer.change", stop - start)
             np.subtract(slope, mean, out=change)
@@ -191,7 +194,7 @@ class Adam(Named):
             np.multiply(change, rate, out=change)
             np.subtract(theta[start:stop], change, out=theta[start:stop])
 
-        for_blocks(theta.size, block)
+        _for_spans(theta.size, span)
 
 
 _BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -250,6 +253,22 @@ def restated(values: Flat, codec: Codec) -> None:
     parts = [np.empty(part.nbytes, np.uint8) for part in codec.parts(values.size)]
     codec.encode(values, parts)
     for_blocks(values.size, lambda start, stop: codec.decode(parts, start, stop, values[start:stop]))
+
+
+def _for_spans(size: int, step: Callable[[int, int], None]) -> None:
+    """Call ``step(start, stop)`` for spans that together cover ``range(size)``, on threads.
+
+    Every pass over a span takes and returns the interpreter lock, and a thread that finds it taken sleeps for
+    longer than a pass over one block lasts. So spans are two blocks, about what a core's cache holds of four
+    arrays, and a thread takes a whole stretch of them at a time. Steps are elementwise: where spans end moves
+    no bit.
+    """
+
+    def stretch(index: int) -> None:
+        for start in range(index * STRETCH, min((index + 1) * STRETCH, size), SPAN):
+            step(start, min(start + SPAN, size))
+
+    for_each(-(-size // STRETCH), stretch)
 
 
 def _scratch(name: str, count: int) -> Flat:

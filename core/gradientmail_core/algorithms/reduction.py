@@ -33,6 +33,8 @@ Totals: TypeAlias = NDArray[np.float64]
 Blocks: TypeAlias = "tuple[tuple[Segment, ...], ...]"
 """The segments of each block of a fragment."""
 
+Decode: TypeAlias = Callable[[int, int, Flat], None]
+
 NORM_MIN = 1e-30
 """A norm below this is taken as zero: its reciprocal would leave the range of fp32."""
 
@@ -43,12 +45,15 @@ class Contribution:
 
     ``decode(start, stop, out)`` writes elements ``start`` to ``stop`` of the flat fragment into ``out``
     (fp32, ``stop - start`` elements; ``start`` is a multiple of ``BLOCK``); it is called from several
-    threads at once. ``weight`` is relative to the other contributions' and greater than zero.
+    threads at once. ``weight`` is relative to the other contributions' and greater than zero. ``squares`` is
+    what :func:`piece_squares` said of it, where a closer has asked before to judge its norm; a merge then
+    saves the pass, and its result is the same.
     """
 
     node: str
     weight: float
-    decode: Callable[[int, int, Flat], None]
+    decode: Decode
+    squares: Totals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +128,32 @@ def measured(contributions: Sequence[Contribution], layout: FragmentLayout) -> R
     weights = _normalised([contribution.weight for contribution in held])
     if len({contribution.node for contribution in held}) != len(held):
         raise ValueError("two contributions of one node")
+    given = [piece_squares(one.decode, layout) if one.squares is None else one.squares for one in held]
+    norms = tuple(norm_of(squares) for squares in given)
+    return Round(held, layout, segments(layout), weights, np.stack(given), norms)
+
+
+def piece_squares(decode: Decode, layout: FragmentLayout) -> Totals:
+    """The sum of squares of each piece of a contribution (fp64): one pass over it."""
     blocks = segments(layout)
-    squares = _squares(held, layout, blocks)
-    norms = tuple(math.sqrt(total) for total in _in_order(squares))
-    return Round(held, layout, blocks, weights, squares, norms)
+    partial = np.zeros(_segment_count(blocks))
+
+    def block(start: int, stop: int) -> None:
+        values = _scratch("merge.values", stop - start)
+        decode(start, stop, values)
+        for segment in blocks[start // BLOCK]:
+            partial[segment.index] = _square_sum(values[segment.span])
+
+    kernels.for_blocks(layout.size, block)
+    return _by_piece(partial, blocks, len(layout.pieces))
+
+
+def norm_of(squares: Totals) -> float:
+    """The l2 norm over the fragment, of the pieces' sums of squares."""
+    total = 0.0
+    for square in squares.tolist():
+        total += square
+    return math.sqrt(total)
 
 
 def weighted_sum(round_: Round, coefficients: Table) -> tuple[Flat, Totals, float | None]:
@@ -136,16 +163,16 @@ def weighted_sum(round_: Round, coefficients: Table) -> tuple[Flat, Totals, floa
     """
     delta = np.empty(round_.layout.size, np.float32)
     factors = coefficients.astype(np.float32)
-    partial = np.zeros((1, _segment_count(round_.blocks)))
+    partial = np.zeros(_segment_count(round_.blocks))
 
     def combine(start: int, stop: int, unit: Flat | None) -> None:
         held, total = round_.blocks[start // BLOCK], delta[start:stop]
         _accumulate(round_, factors, held, start, total, unit)
         for segment in held:
-            partial[0, segment.index] = kernels.sum_of_squares(total[segment.span])
+            partial[segment.index] = _square_sum(total[segment.span])
 
     cosine = _with_cosine(round_, combine)
-    return delta, _by_piece(partial, round_.blocks, len(round_.layout.pieces))[0], cosine
+    return delta, _by_piece(partial, round_.blocks, len(round_.layout.pieces)), cosine
 
 
 def sorted_mean(round_: Round, factors: Sequence[float], trim: int) -> tuple[Flat, float | None]:
@@ -231,39 +258,17 @@ def _normalised(weights: Sequence[float]) -> tuple[float, ...]:
     return tuple(share / total for share in shares)
 
 
-def _squares(contributions: Sequence[Contribution], layout: FragmentLayout, blocks: Blocks) -> Table:
-    partial = np.zeros((len(contributions), _segment_count(blocks)))
-
-    def block(start: int, stop: int) -> None:
-        values = _scratch("merge.values", stop - start)
-        for row, contribution in zip(partial, contributions, strict=True):
-            contribution.decode(start, stop, values)
-            for segment in blocks[start // BLOCK]:
-                row[segment.index] = kernels.sum_of_squares(values[segment.span])
-
-    kernels.for_blocks(layout.size, block)
-    return _by_piece(partial, blocks, len(layout.pieces))
-
-
 def _segment_count(blocks: Blocks) -> int:
     return sum(len(held) for held in blocks)
 
 
-def _by_piece(partial: NDArray[np.float64], blocks: Blocks, pieces: int) -> Table:
-    """Add the segments' columns of ``partial`` piece by piece, in block order."""
-    totals = np.zeros((len(partial), pieces))
+def _by_piece(partial: NDArray[np.float64], blocks: Blocks, pieces: int) -> Totals:
+    """Add the segments' sums piece by piece, in block order."""
+    totals = np.zeros(pieces)
     for held in blocks:
         for segment in held:
-            totals[:, segment.piece] += partial[:, segment.index]
+            totals[segment.piece] += partial[segment.index]
     return totals
-
-
-def _in_order(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The row sums of a table, its columns added from first to last."""
-    total = np.zeros(len(columns))
-    for column in columns.T:
-        total += column
-    return total
 
 
 def _accumulate(
@@ -284,6 +289,17 @@ def _accumulate(
             np.add(unit, values, out=unit)
 
 
+def _square_sum(values: Flat) -> float:
+    """The sum of squares of at most a block: exact squares in fp64, one ``add.reduce``.
+
+    The same number as ``kernels.sum_of_squares``, without what that does to share larger arrays among threads.
+    """
+    squares = kernels.scratch("merge.squares", values.size, np.float64)
+    np.copyto(squares, values)
+    np.multiply(squares, squares, out=squares)
+    return float(np.add.reduce(squares))
+
+
 def _scratch(name: str, count: int) -> Flat:
     return cast(Flat, kernels.scratch(name, count, np.float32))
 
@@ -302,16 +318,15 @@ def _with_cosine(round_: Round, combine: Callable[[int, int, Flat | None], None]
     if count < 2:
         kernels.for_blocks(round_.layout.size, lambda start, stop: combine(start, stop, None))
         return None
-    agreement = np.zeros((1, len(round_.blocks)))
 
-    def block(start: int, stop: int) -> None:
+    def block(start: int, stop: int) -> float:
         unit = _scratch("merge.unit", stop - start)
         unit.fill(0.0)
         combine(start, stop, unit)
-        agreement[0, start // BLOCK] = kernels.sum_of_squares(unit)
+        return _square_sum(unit)
 
-    kernels.for_blocks(round_.layout.size, block)
-    cosine = (float(_in_order(agreement)[0]) - count) / (count * (count - 1))
+    agreement = kernels.sum_blocks(round_.layout.size, block)
+    cosine = (agreement - count) / (count * (count - 1))
     return max(-1.0, min(1.0, cosine))
 
 

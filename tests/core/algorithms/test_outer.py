@@ -8,7 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradientmail_core.algorithms.outer import SGD, Adam, HeavyBall, Nesterov, Outer, power, restated, scale, warmed
+from gradientmail_core.algorithms.outer import (
+    SGD,
+    SPAN,
+    STRETCH,
+    Adam,
+    HeavyBall,
+    Nesterov,
+    Outer,
+    power,
+    restated,
+    scale,
+    warmed,
+)
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.kernels import BLOCK
 from gradientmail_core.tensors.model import Flat
@@ -56,6 +68,17 @@ def test_the_first_commit_moves_by_lr_times_delta(outer: Outer) -> None:
     theta, delta = flat(0), flat(1)
     outer.step(theta, delta, zeros(outer), 1)
     np.testing.assert_array_equal(theta, flat(0) - np.float32(0.7) * delta)
+
+
+@pytest.mark.parametrize("outer", [Nesterov(), HeavyBall(), SGD(0.3), Adam()], ids=repr)
+def test_a_long_array_steps_as_its_parts_do(outer: Outer) -> None:
+    size, cut = STRETCH + SPAN + 5, 1001
+    whole, delta, state = flat(0, size), flat(1, size), zeros(outer, size)
+    parts = [whole[:cut].copy(), whole[cut:].copy()]
+    outer.step(whole, delta, state, 5)
+    outer.step(parts[0], delta[:cut], zeros(outer, cut), 5)
+    outer.step(parts[1], delta[cut:], zeros(outer, size - cut), 5)
+    assert whole.tobytes() == np.concatenate(parts).tobytes()
 
 
 def test_momentum_warms_up_to_its_value_and_stays() -> None:

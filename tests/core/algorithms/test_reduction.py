@@ -2,6 +2,8 @@
 
 import itertools
 import tracemalloc
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.algorithms.merge import Contribution, Median, Merge, Rda
-from gradientmail_core.algorithms.reduction import comparators, measured, segments
+from gradientmail_core.algorithms.reduction import comparators, measured, norm_of, piece_squares, segments
 from gradientmail_core.tensors.kernels import BLOCK, thread_count
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
@@ -60,6 +62,24 @@ def test_norms_and_weights_of_a_round() -> None:
     assert round_.weights == (0.25, 0.75)
     assert round_.squares.tolist() == [[BLOCK + 7, 10], [BLOCK + 7, 10]]
     assert round_.norms == (layout.size**0.5,) * 2
+
+
+@pytest.mark.parametrize("merge", [Rda(), Median(clip=1.0)], ids=repr)
+def test_squares_taken_before_save_a_pass_and_move_no_bit(merge: Merge) -> None:
+    layout, asked = layout_of([BLOCK + 7, 10]), []
+    values = np.random.default_rng(0).random((3, layout.size), np.float32)
+
+    def decode(number: int, start: int, stop: int, out: Flat) -> None:
+        asked.append(number)
+        np.copyto(out, values[number, start:stop])
+
+    plain = [Contribution(f"node{number}", 1.0 + number, partial(decode, number)) for number in range(3)]
+    judged = [replace(one, squares=piece_squares(one.decode, layout)) for one in plain]
+    assert [norm_of(one.squares) for one in judged if one.squares is not None] == list(merge(plain, layout).norms)
+    asked.clear()
+    merged = merge(judged, layout)
+    assert sorted(asked) == [0, 0, 1, 1, 2, 2]
+    assert merged.delta.tobytes() == merge(plain, layout).delta.tobytes()
 
 
 @pytest.mark.parametrize(("merge", "rows"), [(Rda(), 0), (Median(), 12)], ids=repr)
