@@ -26,6 +26,7 @@ from gradientmail_core.tensors.kernels import BLOCK
 from gradientmail_core.tensors.model import Flat
 
 SIZE = BLOCK + 1001
+FEW = 5001
 STEPS = 50
 
 TorchOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -51,15 +52,15 @@ def zeros(outer: Outer, size: int = SIZE) -> tuple[Flat, ...]:
 
 @pytest.mark.parametrize(("outer", "optimizer"), TWINS, ids=lambda value: repr(value)[:30])
 def test_fifty_steps_equal_torch_to_fp32_rounding(outer: Outer, optimizer: TorchOptimizer) -> None:
-    theta, state = flat(0), zeros(outer)
+    theta, state = flat(0, FEW), zeros(outer, FEW)
     parameter = torch.nn.Parameter(torch.from_numpy(theta.copy()))
     twin = optimizer([parameter])
     for version in range(1, STEPS + 1):
-        delta = flat(version, spread=0.01)
+        delta = flat(version, FEW, spread=0.01)
         outer.step(theta, delta, state, version)
         parameter.grad = torch.from_numpy(delta)
         twin.step()
-    moved = np.abs(theta - flat(0)).max()
+    moved = np.abs(theta - flat(0, FEW)).max()
     np.testing.assert_allclose(theta, parameter.detach().numpy(), rtol=0, atol=3e-6 * float(moved) + 2e-6)
 
 
