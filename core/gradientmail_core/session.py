@@ -243,6 +243,8 @@ class Session:
         refused for good.
         """
         learner = self._learner
+        if samples < 0:
+            raise ConfigurationError(f"step({samples}) claims a negative number of samples.", "Count from 0.")
         if learner is None or self._ended:
             raise SessionClosed("step() outside a joined session.", "Use it between join() and close().")
         changed = learner.step(samples)
@@ -400,7 +402,9 @@ def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
 
 def _aligned(loop: Loop, model: Model, mailbox: Mailbox) -> int:
     clock = SystemClock()
-    host = Host("align", "0", mailbox, clock, random.Random(0), Timeouts(), emitter((log_event,)))
+    emit = emitter((log_event,))
+    patient = RetryingMailbox(mailbox, clock, random.Random(0), emit)
+    host = Host("align", "0", patient, clock, random.Random(0), Timeouts(), emit)
     try:
         found = loop.run(find_run(host))
         if found is None:

@@ -61,26 +61,24 @@ def plain_diloco(nodes: int) -> torch.nn.Module:
     return shared
 
 
-def trained_node(name: int, mailbox: gm.Mailbox, results: dict[int, torch.nn.Module]) -> None:
-    module = network()
+def trained_node(name: int, mailbox: gm.Mailbox, module: torch.nn.Module) -> None:
     optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
     with gm.Session(module, mailbox=mailbox, algorithm=BARRIER, node=f"n{name}", min_nodes=2) as session:
         for inputs in batches(name):
             inner_step(module, optimizer, inputs)
             session.step(len(inputs))
-    results[name] = module
 
 
 def test_barrier_settings_reproduce_plain_diloco() -> None:
     mailbox = gm.MemoryMailbox()
-    results: dict[int, torch.nn.Module] = {}
-    threads = [threading.Thread(target=trained_node, args=(name, mailbox, results)) for name in range(2)]
+    results = [network() for _ in range(2)]  # before the threads, which share torch's generator
+    threads = [threading.Thread(target=trained_node, args=(name, mailbox, results[name])) for name in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     expected = plain_diloco(2)
-    for module in results.values():
+    for module in results:
         for ours, plain in zip(module.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
     first, second = (list(results[name].parameters()) for name in range(2))

@@ -8,6 +8,7 @@ Settings that decide what is committed are the run's: they stand in its manifest
 have the same. The others (``in_flight``, ``overlap_steps``) are each node's own.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from gradientmail_core.algorithms.outer import Nesterov, Outer, outer_settings
 from gradientmail_core.algorithms.partition import ByBytes, Partition, partition_settings
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors.codecs import codec_named
+
+SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class DiLoCo:
 
     def __post_init__(self) -> None:
         for name, least in (("sync_every", 1), ("fragments", 1), ("in_flight", 1), ("quorum_size", 1)):
+            _check(isinstance(getattr(self, name), int), f"{name}={getattr(self, name)!r}", "Use a whole number.")
             _check(getattr(self, name) >= least, f"{name} is {getattr(self, name)}", f"Use {least} or more.")
         _check(
             self.fragments <= self.sync_every,
@@ -65,12 +69,14 @@ class DiLoCo:
             "Use 0 or more, or None.",
         )
         _check(
-            self.grace_seconds is None or self.grace_seconds >= 0,
+            self.grace_seconds is None or 0 <= self.grace_seconds < math.inf,
             "grace_seconds is negative",
             "Use 0 or more, or None.",
         )
         _check(
-            self.follow in (None, False), f"follow={self.follow!r}", "Use None (adaptive) or False (at the due step)."
+            self.follow is None or self.follow is False,
+            f"follow={self.follow!r}",
+            "Use None (adaptive) or False (at the due step).",
         )
         _check(self.tokens_per_step_max >= 1, "tokens_per_step_max is below 1", "Use the largest honest batch.")
         _check(
@@ -107,7 +113,7 @@ def settings_difference(ours: Mapping[str, object], theirs: Mapping[str, object]
 
 
 def _shown(settings: Mapping[str, object], name: str) -> str:
-    return repr(settings[name]) if name in settings else "nothing"
+    return repr(settings[name])[:SHOWN_CHARACTERS] if name in settings else "nothing"
 
 
 def _check(holds: bool, cause: str, remedy: str) -> None:

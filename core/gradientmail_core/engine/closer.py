@@ -70,7 +70,7 @@ class Closer(ChainView):
             while True:
                 now = self._host.clock.now()
                 self._unlock(now)
-                self.gathering = with_quorum(self.gathering, self._needed(), now, self._expected_at())
+                self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from())
                 closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
                     await self._last_call(fetching)
@@ -86,13 +86,18 @@ class Closer(ChainView):
                     attempts, asked_at = attempts + 1, now
                     continue
                 until = min(ask_at, closes if closes is not None else NEVER, now + self._host.timeouts.period)
-                if self.gathering.accepted and self._expected_at() > now:
-                    until = min(until, self._expected_at())
+                if self.gathering.accepted and self._early_count_from() > now:
+                    until = min(until, self._early_count_from())
                 await self.bell.wait(self._host.clock, until - now)
         finally:
             for task in fetching.values():
                 task.cancel()
         return await self._commit()
+
+    def _early_count_from(self) -> float:
+        """When early snapshots make a quorum: once the round is expected and this node, if it trains, reported."""
+        trains = self._host.node in self._board.live_learners() and self._host.node not in self.gathering.heard
+        return NEVER if trains else self._expected_at()
 
     async def _last_call(self, fetching: dict[str, asyncio.Task[None]]) -> None:
         """Ask once more for what is missing, so that nothing is left out that was there when the grace ended."""
@@ -130,6 +135,8 @@ class Closer(ChainView):
         if self.published is not None and self.published.round == self.round:
             expected.add(self._host.node)
         for node in sorted(expected - self.gathering.heard):
+            if node in fetching and fetching[node].done():
+                fetching[node].result()
             if node not in fetching or fetching[node].done():
                 fetching[node] = asyncio.ensure_future(self._fetch(node, self.round))
 

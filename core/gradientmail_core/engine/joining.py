@@ -44,6 +44,7 @@ from gradientmail_core.tensors.schema import FragmentLayout, Schema, schema_diff
 OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/")
 DIFFERENCES_SHOWN = 12
 CREATION_POLL_SECONDS = 0.2
+CREATION_POLL_MOST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +195,21 @@ async def _created(
 async def _await_manifest(host: Host, holder: str) -> Found | None:
     """The manifest once it appears; None when its creator shows no life for the lease time-out."""
     roster = Roster()
-    started = host.clock.now()
+    started = list_at = host.clock.now()
+    wait = CREATION_POLL_SECONDS
     while True:
-        found = await find_run(host)
-        if found is not None:
-            return found
+        if await bounded_get(host.mailbox, MANIFEST, MANIFEST_LONGEST) is not None:
+            return await find_run(host)
         now = host.clock.now()
-        roster = observed(roster, await listed_leases(host), now, host.timeouts)
+        if now >= list_at:
+            roster = observed(roster, await listed_leases(host), now, host.timeouts)
+            list_at = now + host.timeouts.period
         presence = roster.nodes.get(holder)
         alive = is_alive(presence, now, host.timeouts) if presence else now - started < host.timeouts.lease
         if not alive:
             return None
-        await host.clock.sleep(host.jitter(CREATION_POLL_SECONDS))
+        await host.clock.sleep(host.jitter(wait))
+        wait = min(wait * 1.5, CREATION_POLL_MOST_SECONDS)
 
 
 async def listed_leases(host: Host) -> list[LeaseKey]:

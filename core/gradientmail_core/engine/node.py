@@ -80,15 +80,15 @@ class Node:
 
         Raises :class:`SchemaMismatch` or :class:`RunMismatch` if it is another run than this node's.
         """
-        if found is None:
-            keeping = asyncio.ensure_future(self._keep_beating())
-            try:
+        keeping = asyncio.ensure_future(self._keep_beating())
+        try:
+            if found is None:
                 found = await create_run(self._host, self._settings, schema, frozen, layouts, theta)
-            finally:
-                keeping.cancel()
-        self._run = run = checked(found, self._settings, schema, frozen, self._host.mailbox.url)
-        await self._list()
-        commits = await load_heads(self._host, run, self.board.hints)
+            self._run = run = checked(found, self._settings, schema, frozen, self._host.mailbox.url)
+            await self._list()
+            commits = await load_heads(self._host, run, self.board.hints)
+        finally:
+            keeping.cancel()
         self.board.newest_step = max(commit.head.newest_step for commit in commits)
         self._begun = any(commit.head.version > 0 for commit in commits)
         return commits
@@ -172,9 +172,11 @@ class Node:
             lambda: encoded_snapshot(self._host, run, snapshot, round, fragment.layout)
         )
         self._learner.returned(snapshot.fragment, snapshot.values)
-        if fragment.round == round:
-            fragment.published = published
-            fragment.bell.ring()
+        if fragment.round != round:
+            self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
+            return
+        fragment.published = published
+        fragment.bell.ring()
         await self._host.mailbox.put(DeltaKey(round, self._host.node).path, published.body)
         self._published_at = self._host.clock.now()
         self.board.evident([self._host.node])
@@ -212,17 +214,29 @@ class Node:
         self._spawn(self._leaving_beat())
 
     async def leave(self, patience: float) -> None:
-        """End what this node was closing, load the newest commits, release the lease."""
+        """End what this node was closing, load the newest commits, release the lease.
+
+        What takes longer than ``patience`` seconds each is left as it is.
+        """
         deadline = self._host.clock.now() + patience
         while any(fragment.settling for fragment in self.fragments) and self._host.clock.now() < deadline:
             await self._host.clock.sleep(SETTLING_POLL_SECONDS)
         await self.stop()
+        catching_up = asyncio.ensure_future(self._catch_up())
+        timer = asyncio.ensure_future(self._host.clock.sleep(patience))
+        await asyncio.wait({catching_up, timer}, return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
+        if catching_up.done():
+            catching_up.result()
+        catching_up.cancel()
+        await self._beat("x")
+        self._host.emit(SessionEnded(self._host.node, self.rounds_seen, ""))
+
+    async def _catch_up(self) -> None:
         for fragment in self.fragments:
             while await fragment.caught_up():
                 pass
             await fragment.hint()
-        await self._beat("x")
-        self._host.emit(SessionEnded(self._host.node, self.rounds_seen, ""))
 
     async def abort(self, reason: str) -> None:
         """Stop at once, publish nothing more, and release the lease if the store answers quickly."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
 
 LEARNING: frozenset[LeaseState] = frozenset({"t", "w"})
+JOINING_LEASES = 10
 CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
 
 
@@ -112,8 +113,12 @@ def live_closers(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, .
 
 
 def joining(roster: Roster, now: float, timeouts: Timeouts) -> bool:
-    """True while a node is loading the committed parameters, so payloads it may need must stay."""
+    """True while a node is loading the committed parameters, so payloads it may need must stay.
+
+    For at most :data:`JOINING_LEASES` lease time-outs from its first beat.
+    """
+    longest = JOINING_LEASES * timeouts.lease
     return any(
-        presence.lease.state == "j" and now - presence.progressed < timeouts.lease and is_alive(presence, now, timeouts)
+        presence.lease.state == "j" and now - presence.progressed < longest and is_alive(presence, now, timeouts)
         for presence in roster.nodes.values()
     )

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+RESOLUTION_SECONDS = 1e-6  # asyncio adds it to the time; a smaller one is lost in a clock of months
+
 
 class Deadlock(RuntimeError):
     """Every task waits for something that nothing will do."""
@@ -49,6 +51,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        self._clock_resolution = RESOLUTION_SECONDS
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""

@@ -146,8 +146,14 @@ def test_while_a_syncer_lives_only_syncers_close() -> None:
     assert live_closers(roster, 121.0, TIMEOUTS) == ("b",)
 
 
-def test_a_joiner_pins_payloads_for_one_lease_at_most() -> None:
-    roster = seen(*((20.0 * number, beat("a", number, "j")) for number in range(7)))
+def test_a_joiner_pins_payloads_for_ten_leases_at_most() -> None:
+    roster = seen(*((20.0 * number, beat("a", number, "j")) for number in range(61)))
+    assert joining(roster, 1199.0, TIMEOUTS)
+    assert not joining(roster, 1201.0, TIMEOUTS)
+
+
+def test_a_joiner_that_died_pins_for_its_lease() -> None:
+    roster = seen((0.0, beat("a", 0, "j")))
     assert joining(roster, 119.0, TIMEOUTS)
     assert not joining(roster, 121.0, TIMEOUTS)
 
