@@ -6,6 +6,7 @@ packages however small the cap is.
 """
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -79,7 +80,10 @@ def read_corpus(root: Path | None = None, train_bytes_max: int = 8 << 20, held_o
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    return (path for path in root.rglob("*.py") if not SKIPPED.intersection(path.relative_to(root).parts))
+    """Every source file; skipped folders are not entered, because installed packages can be a hundred times as many."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _rank(path: Path) -> int:

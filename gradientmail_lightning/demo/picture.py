@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -40,7 +41,9 @@ def draw(results: Results, nodes: int, path: Path) -> None:
     _panel(left, lines, results.churn, lambda at: at.step, "optimizer steps of each node")
     _panel(right, lines, results.churn, lambda at: at.seconds, "seconds since the first step")
     left.set_ylabel("held-out loss (nats per byte)")
-    left.set_ylim(*_view(lines))
+    left.set_ylim(
+        *_view(lines, [loss_at(results.churn.curve, mark, lambda at: at.step) for mark in results.churn.marks])
+    )
     seeds = len(results.alone)
     figure.suptitle("Held-out loss" + (f", mean of {seeds} seeds (thin: each seed)" if seeds > 1 else ""), fontsize=11)
     handles, names = left.get_legend_handles_labels()
@@ -70,26 +73,20 @@ def _panel(axes: Axes, lines: Sequence[Line], churn: Outcome, x: Callable[[Point
 
 
 def _mark(axes: Axes, mark: Mark, x: Callable[[Point | Mark], float], curve: Sequence[Point]) -> None:
-    loss = loss_at(curve, mark.step)
+    loss = loss_at(curve, mark, x)
     symbol, text = {"join": ("^", f"{mark.node} joins"), "kill": ("X", f"{mark.node} killed")}[mark.what]
     axes.plot([x(mark)], [loss], symbol, color=ORANGE, markeredgecolor="black", markersize=9, zorder=5)
-    axes.annotate(text, (x(mark), loss), (0, 14), textcoords="offset points", ha="center", fontsize=9, color="black")
+    axes.annotate(text, (x(mark), loss), (9, 7), textcoords="offset points", fontsize=9, color="black", zorder=6)
 
 
-def loss_at(curve: Sequence[Point], step: int) -> float:
-    """The curve's loss at ``step``, on the straight line between its neighbours; at the ends, the nearest point's."""
-    before = [point for point in curve if point.step <= step]
-    after = [point for point in curve if point.step >= step]
-    if not (before and after):
-        return (before[-1:] or after[:1])[0].loss
-    low, high = before[-1], after[0]
-    share = (step - low.step) / max(high.step - low.step, 1)
-    return low.loss + share * (high.loss - low.loss)
+def loss_at(curve: Sequence[Point], mark: Mark, x: Callable[[Point | Mark], float]) -> float:
+    """The curve's loss at a mark, on the straight line between its neighbours; beyond the ends, the nearest point's."""
+    return float(np.interp(x(mark), [x(point) for point in curve], [point.loss for point in curve]))
 
 
-def _view(lines: Sequence[Line]) -> tuple[float, float]:
+def _view(lines: Sequence[Line], marked: Sequence[float]) -> tuple[float, float]:
     losses = [point.loss for line in lines for run in line.runs for point in run.curve]
     last = max(run.curve[-1].loss for line in lines for run in line.runs)
     low, high = min(losses), max(losses)
     margin = 0.04 * (high - low)
-    return low - margin, max(high - WARMUP_SHARE * (high - last), last) + margin
+    return low - margin, max(high - WARMUP_SHARE * (high - last), *marked) + 2 * margin
