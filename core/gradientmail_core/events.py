@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 logger = logging.getLogger("gradientmail")
 
+POISON_REASONS = frozenset({"nonfinite", "outlier", "corrupt", "schema", "run", "unsigned"})
+
 
 @dataclass(frozen=True, slots=True)
 class RunCreated:
@@ -217,6 +219,8 @@ Callback: TypeAlias = Callable[[Event], None]
 def log_event(event: Event) -> None:
     """The default callback: what a person must know at INFO or WARNING, the rest at DEBUG."""
     match event:
+        case SnapshotRefused(reason=reason) if reason not in POISON_REASONS:
+            logger.info("%s", event)
         case SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | StoreStalled():
             logger.warning("%s", event)
         case RunCreated() | RunJoined() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():

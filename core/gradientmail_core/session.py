@@ -15,6 +15,7 @@ newest commit. An exception in the loop aborts: the lease is released and nothin
 """
 
 import asyncio
+import operator
 import os
 import random
 import re
@@ -114,6 +115,8 @@ class Session:
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
         _check_numbers(min_nodes, lease_timeout, progress_timeout)
+        if not isinstance(algorithm, DiLoCo):
+            raise ConfigurationError(f"{algorithm!r} is no algorithm.", "Give DiLoCo(sync_every=..., fragments=...).")
         self._model: Model = resolve(model)
         self._algorithm = algorithm
         self._meter = MeteredMailbox(_opened(mailbox))
@@ -243,8 +246,8 @@ class Session:
         refused for good.
         """
         learner = self._learner
-        if samples < 0:
-            raise ConfigurationError(f"step({samples}) claims a negative number of samples.", "Count from 0.")
+        if samples.__class__ is not int or samples < 0:
+            samples = _whole(samples)
         if learner is None or self._ended:
             raise SessionClosed("step() outside a joined session.", "Use it between join() and close().")
         changed = learner.step(samples)
@@ -395,7 +398,7 @@ def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
     """
     loop = Loop()
     try:
-        return _aligned(loop, resolve(model), _opened(mailbox))
+        return _aligned(loop, resolve(model), _opened(mailbox, must_exist=True))
     finally:
         loop.stop()
 
@@ -430,8 +433,23 @@ def _count(settings: Mapping[str, object], name: str) -> int:
     return value if isinstance(value, int) and value > 0 else 10**6
 
 
-def _opened(mailbox: str | os.PathLike[str] | Mailbox) -> Mailbox:
-    return open_mailbox(mailbox) if isinstance(mailbox, str | os.PathLike) else mailbox
+def _opened(mailbox: str | os.PathLike[str] | Mailbox, *, must_exist: bool = False) -> Mailbox:
+    if isinstance(mailbox, str | os.PathLike):
+        return open_mailbox(mailbox, must_exist=must_exist)
+    if not hasattr(mailbox, "create"):
+        raise ConfigurationError(f"{mailbox!r} is no mailbox.", "Give a URL such as file:///shared/run, or a path.")
+    return mailbox
+
+
+def _whole(samples: object) -> int:
+    """``samples`` as a plain count, whatever kind of integer it is (numpy's, a tensor of one element)."""
+    try:
+        count = operator.index(samples)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigurationError(f"step({samples!r}) is no number of samples.", "Give a whole number.") from None
+    if count < 0:
+        raise ConfigurationError(f"step({count}) claims a negative number of samples.", "Count from 0.")
+    return count
 
 
 def default_node() -> str:

@@ -3,11 +3,14 @@
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -31,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = settings_from(options)
     seeds = _checked(options)
     settings.algorithm(options.nodes)
+    signal.signal(signal.SIGTERM, _ended_from_outside)
     terminal = Terminal(sys.stdout)
     corpus = read_corpus()
     with _mailbox(options.mailbox) as mailbox:
@@ -41,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal.text("\n" + as_table(setup, results) + "\n")
     _write(setup, results, options, terminal)
     return 0
+
+
+def _ended_from_outside(number: int, frame: FrameType | None) -> NoReturn:
+    """End as on Ctrl-C, so that no process and no temporary mailbox stays behind."""
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +75,13 @@ def _checked(options: argparse.Namespace) -> tuple[int, ...]:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.seeds.split(",")))
     except ValueError:
         raise ConfigurationError(f"--seeds {options.seeds!r} are not whole numbers.", "Write --seeds 0,1,2.") from None
+    if options.mailbox is not None:
+        asyncio.run(check_unused(options.mailbox))
+    if options.steps < options.evaluate_every or options.evaluate_every < 1:
+        raise ConfigurationError(
+            f"--steps {options.steps} with --evaluate-every {options.evaluate_every} gives no point of a curve.",
+            "Use at least as many steps as between two evaluations.",
+        )
     if not 2 <= options.nodes <= MOST_NODES:
         raise ConfigurationError(f"--nodes is {options.nodes}.", f"Merging takes from 2 to {MOST_NODES} nodes.")
     try:

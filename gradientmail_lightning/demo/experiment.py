@@ -209,6 +209,8 @@ async def check_unused(mailbox: str) -> None:
     try:
         if await store.get("manifest.json") is not None:
             raise RunMismatch(f"There is already a run at {store.url}.", "Give another --mailbox.")
+        async for entry in store.list(""):
+            raise RunMismatch(f"{store.url} is in use: it holds {entry.key!r}.", "Give an empty --mailbox.")
     finally:
         await store.close()
 

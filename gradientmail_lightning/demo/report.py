@@ -84,7 +84,7 @@ def _setup(setup: Setup) -> list[str]:
     return [
         f"  model    {setup.parameters:,} parameters: {own.layers} layers of width {own.width}",
         f"  node     {own.steps} steps of {own.batch} x {own.context} bytes, AdamW at {own.lr:g}",
-        f"  merge    every {own.sync_every} steps, {fragments}, waiting for all {setup.nodes} nodes",
+        f"  merge    every {own.sync_every} steps, {fragments}, waiting for every live node",
         f"  outer    Nesterov, lr {OUTER.lr:g}, momentum min({OUTER.momentum:g}, k/(k + {OUTER.warmup:g})) at round k",
         f"  mailbox  {setup.mailbox}",
     ]

@@ -34,7 +34,7 @@ HELP = {
 class Settings:
     """Model, optimizer and merging, the same for one node alone and for nodes together."""
 
-    steps: int = 300
+    steps: int = 250
     batch: int = 8
     context: int = 64
     width: int = 160
@@ -52,7 +52,7 @@ class Settings:
         return ModelSize(self.width, self.layers, self.context)
 
     def algorithm(self, nodes: int) -> DiLoCo:
-        """How ``nodes`` nodes merge: every round waits for all of them, and training waits for the round.
+        """How ``nodes`` nodes and one late one merge: a round waits for all that live, and training for the round.
 
         Raises :class:`ConfigurationError` for settings that cannot work.
         """
@@ -61,7 +61,7 @@ class Settings:
             fragments=self.fragments,
             overlap_steps=0,
             follow=False,
-            quorum_size=nodes,
+            quorum_size=nodes + 1,
             outer=OUTER,
         )
 

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -42,7 +43,8 @@ def test_a_callback_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("event", "level"),
     [
-        (REFUSED, logging.WARNING),
+        (REFUSED, logging.INFO),
+        (replace(REFUSED, reason="nonfinite"), logging.WARNING),
         (RunWaited("waiting for b"), logging.INFO),
         (SessionEnded("a", 3, ""), logging.INFO),
         (ALIGNED, logging.DEBUG),

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -237,3 +238,56 @@ def test_a_node_that_sends_poison_is_rolled_back_and_leaves() -> None:
     gm.align(other, mailbox=mailbox)
     for before, committed in zip(started, other.parameters(), strict=True):
         assert torch.equal(before, committed), "no poison was committed"
+
+
+def test_counts_of_any_integer_type_are_taken_and_others_refused() -> None:
+    with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=2, fragments=1)) as session:
+        session.step(np.int64(4))  # type: ignore[arg-type]
+        session.step(torch.tensor(4))  # type: ignore[arg-type]
+        for wrong in (3.7, -5, "4"):
+            with pytest.raises(gm.ConfigurationError, match="number of samples"):
+                session.step(wrong)  # type: ignore[arg-type]
+
+
+def test_a_namesake_ends_the_older_process_with_the_reason() -> None:
+    mailbox = gm.MemoryMailbox()
+    settings = gm.DiLoCo(sync_every=2, fragments=1)
+    older = gm.Session(network(), mailbox=mailbox, algorithm=settings, node="a", lease_timeout=1.2, callbacks=[])
+    older.join()
+    with (
+        gm.Session(network(), mailbox=mailbox, algorithm=settings, node="a", lease_timeout=1.2, callbacks=[]) as newer,
+        pytest.raises(gm.SessionFailed, match="Another process runs as node 'a'"),
+    ):
+        for _ in range(100):
+            newer.step()
+            older.step()
+            time.sleep(0.05)
+
+
+def test_no_algorithm_and_no_mailbox_are_refused() -> None:
+    with pytest.raises(gm.ConfigurationError, match="no algorithm"):
+        gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=None)  # type: ignore[arg-type]
+    with pytest.raises(gm.ConfigurationError, match="no mailbox"):
+        gm.Session(network(), mailbox=None, algorithm=gm.DiLoCo())  # type: ignore[arg-type]
+
+
+def test_align_makes_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(gm.GradientMailError):
+        gm.align(network(), mailbox=str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
+
+
+def test_joining_without_the_newest_parameters_ends_with_the_reason() -> None:
+    mailbox = gm.MemoryMailbox()
+    run_at(mailbox, gm.DiLoCo(sync_every=1, fragments=1))
+
+    async def lose_payloads() -> None:
+        for key in [entry.key async for entry in mailbox.list("blobs/")]:
+            await mailbox.delete(key)
+
+    asyncio.run(lose_payloads())
+    late = gm.Session(
+        network(), mailbox=mailbox, algorithm=gm.DiLoCo(sync_every=1, fragments=1), lease_timeout=1.0, callbacks=[]
+    )
+    with pytest.raises(gm.RunMismatch, match="cannot be read"):
+        late.join()

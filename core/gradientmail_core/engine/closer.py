@@ -92,6 +92,7 @@ class Closer(ChainView):
         finally:
             for task in fetching.values():
                 task.cancel()
+                task.add_done_callback(_heard)
         return await self._commit()
 
     def _early_count_from(self) -> float:
@@ -258,6 +259,12 @@ class Closer(ChainView):
                 return state
             await self._host.clock.sleep(self._host.timeouts.period)
         return tuple(np.zeros(self.layout.size, np.float32) for _ in names)
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Take note of an abandoned download's error, so that nothing is logged about it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _void(gathering: Gathering) -> Gathering:

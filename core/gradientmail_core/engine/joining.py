@@ -233,6 +233,7 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         state = await read_round(host.mailbox, run.id, hint)
         if isinstance(state, Decided):
             head = succeeded(head, state, run.fragments, host.clock.now())
+    give_up_at = host.clock.now() + host.timeouts.lease
     while True:
         newer = await newest_round(host.mailbox, run.id, layout.fragment, run.fragments, head.version)
         if newer is not None:
@@ -241,7 +242,14 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         theta = await get_section(host.mailbox, host.clock, section, layout) if section else Rejected("not named")
         if not isinstance(theta, Rejected):
             return Commit(_joined(head, host), theta, merged=False)
-        host.emit(ObjectIgnored(section.key if section else "tape", theta.reason))
+        if host.clock.now() >= give_up_at:
+            raise RunMismatch(
+                f"The newest commit of fragment {layout.fragment} at {host.mailbox.url} cannot be read: "
+                f"{section.key if section else 'the key of its parameters'} is {theta.reason}.",
+                "Restore that object, or start a new run under another prefix.",
+            )
+        if newer is not None or head.version == 0:
+            host.emit(ObjectIgnored(section.key if section else "tape", theta.reason))
         await host.clock.sleep(host.jitter(1.0))
 
 

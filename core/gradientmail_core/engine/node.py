@@ -16,6 +16,7 @@ from gradientmail_core.engine.joining import Found, checked, create_run, find_ru
 from gradientmail_core.engine.learner import Commit, Learner, Snapshot
 from gradientmail_core.engine.publishing import encoded_snapshot
 from gradientmail_core.engine.run import Board, Host, Run
+from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import (
     RunJoined,
     RunWaited,
@@ -23,7 +24,7 @@ from gradientmail_core.events import (
     SnapshotPublished,
     SnapshotRefused,
 )
-from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, parse_live
+from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
 from gradientmail_core.protocol.leases import LEARNING, is_alive
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
@@ -288,14 +289,24 @@ class Node:
             await self._bury()
 
     async def _list(self) -> None:
-        keys = []
+        keys: list[LiveKey] = []
         async for entry in self._host.mailbox.list(LIVE):
             key = parse_live(entry.key)
             if key is None:
                 self.board.ignored(entry.key, "no key of this protocol")
             else:
                 keys.append(key)
+        self._refuse_namesake(keys)
         self.board.listed(keys)
+
+    def _refuse_namesake(self, keys: Sequence[LiveKey]) -> None:
+        for key in keys:
+            if not isinstance(key, LeaseKey) or key.node != self._host.node or key.tag == self._host.incarnation:
+                continue
+            if key.beat >= self._beat_number and key.state != "x":
+                raise RunMismatch(
+                    f"Another process runs as node {key.node!r} in this run.", "Give each process a name of its own."
+                )
 
     async def _bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent; one closer does it for all."""

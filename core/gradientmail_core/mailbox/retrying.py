@@ -183,7 +183,8 @@ class RetryingMailbox:
                 missed = min(missed + isinstance(error, DeadlineMissed), DOUBLINGS_MOST)
                 await self._clock.sleep(self._budget.wait_after(error, failures))
             else:
-                self._budget.succeeded()
+                if failures:
+                    self._budget.succeeded()
                 return answer
         raise AssertionError("unreachable")
 

@@ -19,8 +19,16 @@ EXCLUSIVE = frozenset({"gs", "gcs", "az", "abfs", "abfss"})
 WHOLE = 1 << 40  # larger than any body: one request per write
 
 
+UNSUITABLE = frozenset({"http", "https", "ftp", "git", "github", "zip", "tar", "data", "cached", "simplecache"})
+
+
 def open_file_system(scheme: str, **settings: object) -> Untyped:
     """fsspec's file system for ``scheme``; :class:`ConfigurationError` if it, or its library, is not there."""
+    if scheme in UNSUITABLE:
+        raise ConfigurationError(
+            f"{scheme}:// names no store that nodes can write to and create in.",
+            "Use a directory, or a bucket: s3://, gs://, az://, hf://.",
+        )
     if importlib.util.find_spec("fsspec") is None:
         raise ConfigurationError(f"{scheme}:// URLs need fsspec.", "Install it, or use another store.")
     import fsspec

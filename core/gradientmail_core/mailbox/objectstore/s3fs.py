@@ -34,6 +34,8 @@ Response: TypeAlias = Awaitable[dict[str, Any]]
 
 PART = 16 << 20
 PARTS_AT_ONCE = 4
+RANGE = 32 << 20
+IN_RANGES_FROM = 64 << 20
 CONNECT_SECONDS, READ_SECONDS = 5, 30
 
 
@@ -75,9 +77,15 @@ class S3fsTransport:
 
     async def get(self, path: str, limit: int | None) -> bytes:
         client = await self._client()
-        if limit is None or limit <= 2 * PART:
-            return await self._whole(client, path, limit)
-        return await self._in_ranges(client, path, limit)
+        response = await client.get_object(Bucket=self._bucket, Key=path)
+        size: int = response["ContentLength"]
+        async with response["Body"] as stream:
+            if limit is not None and size > limit:
+                raise PayloadTooLarge(f"{path} has {size} bytes, more than the {limit} expected of it.")
+            if size <= IN_RANGES_FROM:
+                body: bytes = await stream.read()
+                return body
+        return await self._in_ranges(client, path, size)
 
     async def put(self, path: str, body: Body) -> None:
         client, view = await self._client(), memoryview(body).cast("B")
@@ -134,33 +142,21 @@ class S3fsTransport:
         client: _Client = await self._files.set_session()
         return client
 
-    async def _whole(self, client: _Client, path: str, limit: int | None, span: str | None = None) -> bytes:
-        response = await client.get_object(Bucket=self._bucket, Key=path, **({"Range": span} if span else {}))
-        async with response["Body"] as stream:
-            _check_size(path, response["ContentLength"], limit)
-            body: bytes = await stream.read()
-            return body
-
-    async def _in_ranges(self, client: _Client, path: str, limit: int) -> bytes:
-        """The first range tells the size; the others follow at once, a few at a time."""
-        try:
-            response = await client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes=0-{PART - 1}")
-        except ClientError as error:
-            if _client_answer(error).status != 416:
-                raise
-            return b""
-        async with response["Body"] as stream:
-            whole = str(response.get("ContentRange", "")).rpartition("/")[2]
-            size = int(whole) if whole.isdecimal() else response["ContentLength"]
-            _check_size(path, size, limit)
-            first: bytes = await stream.read()
+    async def _in_ranges(self, client: _Client, path: str, size: int) -> bytes:
+        """Several connections at once: stores bound the rate of each. They cost a copy, so small bodies do without."""
         turns = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def part(start: int) -> bytes:
+            span = f"bytes={start}-{min(start + RANGE, size) - 1}"
             async with turns:
-                return await self._whole(client, path, PART, f"bytes={start}-{min(start + PART, size) - 1}")
+                response = await client.get_object(Bucket=self._bucket, Key=path, Range=span)
+                async with response["Body"] as stream:
+                    if response["ContentLength"] > RANGE:
+                        raise PayloadTooLarge(f"{path}: the store sent more than the range {span}.")
+                    body: bytes = await stream.read()
+                    return body
 
-        return b"".join([first, *await _all(part(start) for start in range(len(first), size, PART))])
+        return b"".join(await _all(part(start) for start in range(0, size, RANGE)))
 
     async def _put_in_parts(self, client: _Client, path: str, view: memoryview) -> None:
         upload = await client.create_multipart_upload(Bucket=self._bucket, Key=path)
@@ -214,11 +210,6 @@ def _client_settings(location: S3Location) -> dict[str, object]:
             "payload_signing_enabled": False,
         },
     }
-
-
-def _check_size(path: str, size: int, limit: int | None) -> None:
-    if limit is not None and size > limit:
-        raise PayloadTooLarge(f"{path} has {size} bytes, more than the {limit} expected of it.")
 
 
 async def _all(work: Iterable[Coroutine[object, None, T]]) -> list[T]:
