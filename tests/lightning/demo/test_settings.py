@@ -17,7 +17,7 @@ def test_settings_survive_the_command_line() -> None:
 
 def test_every_round_waits_for_every_node() -> None:
     algorithm = Settings().algorithm(3)
-    assert algorithm.quorum_size == 3 and algorithm.overlap_steps == 0 and algorithm.follow is False
+    assert algorithm.quorum_size == 4 and algorithm.overlap_steps == 0 and algorithm.follow is False
 
 
 def test_impossible_settings_are_explained() -> None:
