@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -144,16 +145,20 @@ def measured(clients: dict[str, Client], rounds: int, bodies: list[bytes]) -> di
     readings: dict[str, dict[str, list[Reading]]] = {name: {"up": [], "down": []} for name in clients}
     names, size = list(clients), len(bodies[0])
     for turn in range(rounds + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            keys = [f"{name}/{turn:03d}-{n}" for n in range(len(bodies))]
-            up = timed(lambda: clients[name].up(keys, bodies), size * len(bodies))  # noqa: B023
-            found: list[bytes] = []
-            down = timed(lambda: found.extend(clients[name].down(keys, size)), size * len(bodies))  # noqa: B023
-            assert found == bodies, f"{name} changed a body"
-            if turn:
-                readings[name]["up"].append(up)
-                readings[name]["down"].append(down)
-    return readings
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        keys = {name: [f"{name}/{turn:03d}-{n}" for n in range(len(bodies))] for name in names}
+        for name in order:
+            readings[name]["up"].append(timed(partial(clients[name].up, keys[name], bodies), size * len(bodies)))
+        for name in order:
+            readings[name]["down"].append(_down(clients[name], keys[name], bodies))
+    return {name: {way: found[1:] for way, found in ways.items()} for name, ways in readings.items()}
+
+
+def _down(client: Client, keys: list[str], bodies: list[bytes]) -> Reading:
+    found: list[bytes] = []
+    reading = timed(lambda: found.extend(client.down(keys, len(bodies[0]))), sum(map(len, bodies)))
+    assert found == bodies, "a body was changed"
+    return reading
 
 
 def table(readings: dict[str, dict[str, list[Reading]]]) -> dict[str, dict[str, float]]:
