@@ -34,7 +34,7 @@ HELP = {
 class Settings:
     """Model, optimizer and merging, the same for one node alone and for nodes together."""
 
-    steps: int = 250
+    steps: int = 240
     batch: int = 8
     context: int = 64
     width: int = 160
@@ -43,7 +43,7 @@ class Settings:
     lr_warmup: int = 20
     sync_every: int = 20
     fragments: int = 1
-    evaluate_every: int = 50
+    evaluate_every: int = 40
     evaluation_windows: int = 128
 
     @property
