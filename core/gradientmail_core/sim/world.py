@@ -85,6 +85,7 @@ class SimulatedNode:
     def launch(self) -> "SimulatedNode":
         """Start the node's process."""
         self.task = asyncio.ensure_future(self.life())
+        self.task.add_done_callback(_heard)
         return self
 
     async def kill(self) -> None:
@@ -168,6 +169,12 @@ class SimulatedNode:
     def _emit(self, event: Event) -> None:
         self.events.append((self.clock.now(), event))
         self.on_event(event)
+
+
+def _heard(life: asyncio.Task[None]) -> None:
+    """Take note of how a life ended: who launched the node asks for it, or does not care."""
+    if not life.cancelled():
+        life.exception()
 
 
 def ended(nodes: Sequence[SimulatedNode]) -> "asyncio.Future[list[None]]":
