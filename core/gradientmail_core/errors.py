@@ -53,7 +53,3 @@ class SessionClosed(GradientMailError):
 
 class SessionFailed(GradientMailError):
     """The session's background work hit a lasting fault; the cause carries it."""
-
-
-class RunStalled(GradientMailError):
-    """The run did not answer within the agreed time."""

@@ -9,7 +9,7 @@ everyone, from the bytes and the manifest alone.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, get_args
 
 from gradientmail_core.protocol.fields import (
@@ -190,14 +190,6 @@ class Claim:
     def encoded(self) -> bytes:
         """Canonical bytes."""
         return canonical_json(asdict(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A record with the digest of its bytes."""
-
-    record: RoundRecord
-    digest: str = field(default="")
 
 
 def _same_format(fields: Fields) -> None:
