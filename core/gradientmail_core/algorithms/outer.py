@@ -27,6 +27,8 @@ from gradientmail_core.tensors.codecs import Codec
 from gradientmail_core.tensors.kernels import BLOCK, for_blocks, for_each, scratch
 from gradientmail_core.tensors.model import Flat
 
+add, subtract, multiply = np.add, np.subtract, np.multiply
+
 SPAN = 2 * BLOCK
 STRETCH = 8 * SPAN
 
@@ -76,14 +78,14 @@ class Nesterov(Named):
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
-        def span(start: int, stop: int) -> None:
-            average, slope, change = buffer[start:stop], delta[start:stop], _scratch("outer.change", stop - start)
-            np.multiply(average, mu, out=average)
-            np.add(average, slope, out=average)
-            np.multiply(average, mu, out=change)
-            np.add(change, slope, out=change)
-            np.multiply(change, lr, out=change)
-            np.subtract(theta[start:stop], change, out=theta[start:stop])
+        def span(part: slice, change: Flat) -> None:
+            average, slope, here = buffer[part], delta[part], theta[part]
+            multiply(average, mu, average)
+            add(average, slope, average)
+            multiply(average, mu, change)
+            add(change, slope, change)
+            multiply(change, lr, change)
+            subtract(here, change, here)
 
         _for_spans(theta.size, span)
 
@@ -111,12 +113,12 @@ class HeavyBall(Named):
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
-        def span(start: int, stop: int) -> None:
-            average, change = buffer[start:stop], _scratch("outer.change", stop - start)
-            np.multiply(average, mu, out=average)
-            np.add(average, delta[start:stop], out=average)
-            np.multiply(average, lr, out=change)
-            np.subtract(theta[start:stop], change, out=theta[start:stop])
+        def span(part: slice, change: Flat) -> None:
+            average, here = buffer[part], theta[part]
+            multiply(average, mu, average)
+            add(average, delta[part], average)
+            multiply(average, lr, change)
+            subtract(here, change, here)
 
         _for_spans(theta.size, span)
 
@@ -137,10 +139,10 @@ class SGD(Named):
     def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
 
-        def span(start: int, stop: int) -> None:
-            change = _scratch("outer.change", stop - start)
-            np.multiply(delta[start:stop], lr, out=change)
-            np.subtract(theta[start:stop], change, out=theta[start:stop])
+        def span(part: slice, change: Flat) -> None:
+            here = theta[part]
+            multiply(delta[part], lr, change)
+            subtract(here, change, here)
 
         _for_spans(theta.size, span)
 
@@ -177,22 +179,21 @@ class Adam(Named):
         fresh1, beta2, fresh2 = np.float32(1.0 - self.beta1), np.float32(self.beta2), np.float32(1.0 - self.beta2)
         eps = np.float32(self.eps)
 
-        def span(start: int, stop: int) -> None:
-            mean, square, slope = momentum[start:stop], variance[start:stop], delta[start:stop]
-            change = _scratch("outer.change", stop - start)
-            np.subtract(slope, mean, out=change)
-            np.multiply(change, fresh1, out=change)
-            np.add(mean, change, out=mean)
-            np.multiply(slope, slope, out=change)
-            np.multiply(change, fresh2, out=change)
-            np.multiply(square, beta2, out=square)
-            np.add(square, change, out=square)
-            np.sqrt(square, out=change)
-            np.divide(change, spread, out=change)
-            np.add(change, eps, out=change)
-            np.divide(mean, change, out=change)
-            np.multiply(change, rate, out=change)
-            np.subtract(theta[start:stop], change, out=theta[start:stop])
+        def span(part: slice, change: Flat) -> None:
+            mean, square, slope, here = momentum[part], variance[part], delta[part], theta[part]
+            subtract(slope, mean, change)
+            multiply(change, fresh1, change)
+            add(mean, change, mean)
+            multiply(slope, slope, change)
+            multiply(change, fresh2, change)
+            multiply(square, beta2, square)
+            add(square, change, square)
+            np.sqrt(square, change)
+            np.divide(change, spread, change)
+            add(change, eps, change)
+            np.divide(mean, change, change)
+            multiply(change, rate, change)
+            subtract(here, change, here)
 
         _for_spans(theta.size, span)
 
@@ -255,24 +256,21 @@ def restated(values: Flat, codec: Codec) -> None:
     for_blocks(values.size, lambda start, stop: codec.decode(parts, start, stop, values[start:stop]))
 
 
-def _for_spans(size: int, step: Callable[[int, int], None]) -> None:
-    """Call ``step(start, stop)`` for spans that together cover ``range(size)``, on threads.
+def _for_spans(size: int, step: Callable[[slice, Flat], None]) -> None:
+    """Call ``step(part, scratch)`` for spans that together cover ``range(size)``, on threads.
 
-    Every pass over a span takes and returns the interpreter lock, and a thread that finds it taken sleeps for
-    longer than a pass over one block lasts. So spans are two blocks, about what a core's cache holds of four
-    arrays, and a thread takes a whole stretch of them at a time. Steps are elementwise: where spans end moves
-    no bit.
+    A span is two blocks: about what a core's cache holds of four arrays, and long enough that the cost of a
+    call and of handing the interpreter lock over does not show (the Nesterov step takes as long on two
+    processes without a common lock). Steps are elementwise: where spans end moves no bit.
     """
 
     def stretch(index: int) -> None:
+        change = cast(Flat, scratch("outer.change", SPAN, np.float32))
         for start in range(index * STRETCH, min((index + 1) * STRETCH, size), SPAN):
-            step(start, min(start + SPAN, size))
+            stop = min(start + SPAN, size)
+            step(slice(start, stop), change[: stop - start])
 
     for_each(-(-size // STRETCH), stretch)
-
-
-def _scratch(name: str, count: int) -> Flat:
-    return cast(Flat, scratch(name, count, np.float32))
 
 
 def _check_rate(lr: float, exponent: float) -> None:
