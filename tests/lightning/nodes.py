@@ -4,22 +4,18 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.tensors.model import Model
-from gradientmail_core.tensors.schema import FragmentLayout, Piece
+from tests.sessions import RecordingSession
 
 NAMESPACES = {
     "lightning.pytorch": "gradientmail_lightning.lightning_pytorch",
     "pytorch_lightning": "gradientmail_lightning.pytorch_lightning",
 }
-LAST = 0
-"""The key of the commit that a recording session writes when it is closed."""
-
 QUIET = {
     "logger": False,
     "enable_checkpointing": False,
@@ -28,82 +24,6 @@ QUIET = {
     "accelerator": "cpu",
     "devices": 1,
 }
-
-
-def whole(model: Model) -> FragmentLayout:
-    """All tensors of ``model`` in one fragment."""
-    pieces, offset = [], 0
-    for tensor in model.schema.tensors:
-        pieces.append(Piece(tensor.name, tensor.shape, offset))
-        offset += tensor.elements
-    return FragmentLayout(0, tuple(pieces))
-
-
-class RecordingSession:
-    """Stands in for a session: notes its calls, and writes ``commits[n]`` everywhere at its n-th step."""
-
-    def __init__(self, model: Model, commits: dict[int, float] | None = None) -> None:
-        self.model = model
-        self.commits = commits or {}
-        self.calls: list[Any] = []
-        self.joined_with: np.ndarray | None = None
-        self.before_commit: list[np.ndarray] = []
-        self.fail_at: int | None = None
-
-    @property
-    def samples(self) -> list[int]:
-        """What each step was told."""
-        return [call[1] for call in self.calls if call[0] == "step"]
-
-    @property
-    def names(self) -> list[str]:
-        """The calls without their arguments, steps in a row as one."""
-        names = [call[0] for call in self.calls]
-        return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
-
-    @property
-    def global_step(self) -> int:
-        return len(self.samples)
-
-    @property
-    def rounds_seen(self) -> int:
-        return sum(step <= self.global_step for step in self.commits)
-
-    def values(self) -> np.ndarray:
-        """The model's parameters."""
-        layout = whole(self.model)
-        out = np.empty(layout.size, np.float32)
-        self.model.read(layout, out)
-        return out
-
-    def join(self) -> None:
-        self.calls.append(("join",))
-        self.joined_with = self.values()
-
-    def step(self, samples: int = 1) -> bool:
-        self.calls.append(("step", samples))
-        if self.fail_at == self.global_step:
-            raise RuntimeError("the store is gone")
-        if self.global_step not in self.commits:
-            return False
-        self._commit(self.global_step)
-        return True
-
-    def close(self) -> None:
-        self.calls.append(("close",))
-        if LAST in self.commits:
-            self._commit(LAST)
-
-    def _commit(self, number: int) -> None:
-        self.before_commit.append(self.values())
-        layout = whole(self.model)
-        self.model.write(layout, np.full(layout.size, self.commits[number], np.float32))
-
-    def abort(self, reason: str = "aborted") -> None:
-        self.calls.append(("abort", reason))
-
-    def metrics(self) -> dict[str, float]:
-        return {"round": float(self.rounds_seen), "live_nodes": 2.0, "bytes_up": 5.0}
 
 
 def namespace(name: str) -> Any:

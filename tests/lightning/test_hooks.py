@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gradientmail_core.errors import ConfigurationError
-from tests.lightning.nodes import LAST, batches
+from tests.lightning.nodes import batches
+from tests.sessions import LAST
 
 EIGHT = [4] * 8
 
