@@ -7,11 +7,15 @@ production and runs it inline, in zero time, under the simulator's virtual clock
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class TimeOver(Exception):
+    """What was to happen within a time has not."""
 
 
 class Clock(Protocol):
@@ -25,9 +29,34 @@ class Clock(Protocol):
         """Wait; a negative or zero duration yields once."""
         ...
 
+    async def within(self, seconds: float, work: Awaitable[T]) -> T:
+        """The result of ``work``; it is cancelled after ``seconds``, and :class:`TimeOver` raised."""
+        ...
+
     async def compute(self, work: Callable[[], T]) -> T:
         """Run ``work`` without blocking the event loop and return its result."""
         ...
+
+
+async def first_within(clock: Clock, seconds: float, work: Awaitable[T]) -> T:
+    """:meth:`Clock.within` by way of ``clock.sleep``. Does not wait for ``work`` to take note of its end."""
+    task = asyncio.ensure_future(work)
+    timer = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait((task, timer), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise TimeOver
+    finally:
+        timer.cancel()
+        task.cancel()
+        task.add_done_callback(_heard)
+
+
+def _heard(task: "asyncio.Future[T]") -> None:
+    """Take note of an abandoned task's error, so that nothing is logged about it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class SystemClock:
@@ -45,6 +74,9 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(seconds, 0.0))
+
+    async def within(self, seconds: float, work: Awaitable[T]) -> T:
+        return await first_within(self, seconds, work)
 
     async def compute(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)

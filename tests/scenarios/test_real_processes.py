@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from gradientmail_core.clock import SystemClock
 from gradientmail_core.mailbox import DirectoryMailbox
 from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.sim.checks import forks, manifest_of, tape
-from gradientmail_core.sim.loop import VirtualClock
 from tests.scenarios.plain_node import LEASE_SECONDS, model, parameters_digest
 
 SCRIPT = Path(__file__).with_name("plain_node.py")
@@ -79,7 +79,7 @@ class Fleet:
         records = {record.round: record for record in await tape(self.mailbox)}
         module = model()
         adapter = resolve(module)
-        loop = VirtualClock(asyncio.get_running_loop())
+        loop = SystemClock()
         for layout, version in zip(layouts, versions, strict=True):
             record = records[version * len(layouts) + layout.fragment]
             section = next(section for section in record.sections if section.name == "theta")

@@ -12,7 +12,7 @@ from gradientmail_core.events import Event, RoundCommitted, RoundTakenOver
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.sim.checks import committed_parameters, forks, tape
-from gradientmail_core.sim.loop import VirtualClock, run_virtually
+from gradientmail_core.sim.loop import VirtualClock, VirtualLoop, run_virtually
 from gradientmail_core.sim.store import SimulatedStore, Weather
 from gradientmail_core.sim.world import SimulatedNode, ended
 
@@ -22,7 +22,7 @@ SETTINGS = DiLoCo(sync_every=20, fragments=4, grace_seconds=0.5)
 class World:
     """A shared store and the nodes around it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, weather: Weather | None = None) -> None:
+    def __init__(self, loop: VirtualLoop, weather: Weather | None = None) -> None:
         self.loop = loop
         self.shared = MemoryMailbox("run")
         self.weather = weather or Weather()
@@ -44,7 +44,7 @@ class World:
 
 
 def virtually(main: Any) -> Any:
-    def run(loop: asyncio.AbstractEventLoop) -> Coroutine[Any, Any, Any]:
+    def run(loop: VirtualLoop) -> Coroutine[Any, Any, Any]:
         return main(World(loop))
 
     return run_virtually(run)

@@ -5,13 +5,14 @@ claims. It only ever grows more certain: a listing adds news and never takes a f
 """
 
 import asyncio
+import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gradientmail_core.algorithms.diloco import DiLoCo
-from gradientmail_core.clock import Clock
+from gradientmail_core.clock import Clock, TimeOver
 from gradientmail_core.engine.election import rendezvous
 from gradientmail_core.events import Callback, NodeAppeared, NodeGone, ObjectIgnored
 from gradientmail_core.mailbox.base import Mailbox
@@ -86,13 +87,8 @@ class Bell:
     async def wait(self, clock: Clock, seconds: float) -> None:
         """Until rung, at most ``seconds``."""
         if not self._rung.is_set():
-            sleeper = asyncio.ensure_future(clock.sleep(seconds))
-            ringing = asyncio.ensure_future(self._rung.wait())
-            try:
-                await asyncio.wait({sleeper, ringing}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                sleeper.cancel()
-                ringing.cancel()
+            with contextlib.suppress(TimeOver):
+                await clock.within(seconds, self._rung.wait())
         self._rung.clear()
 
 

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gradientmail_core.clock import Clock
+from gradientmail_core.clock import Clock, TimeOver
 from gradientmail_core.errors import MailboxUnavailable
 from gradientmail_core.events import StoreStalled
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, Mailbox, MailboxThrottled, Page
@@ -99,17 +99,10 @@ class RetryBudget:
 
 async def within(clock: Clock, seconds: float, work: Awaitable[T]) -> T:
     """The result of ``work``, or :class:`DeadlineMissed` after ``seconds`` on ``clock``; it is cancelled then."""
-    request = asyncio.ensure_future(work)
-    timer = asyncio.ensure_future(clock.sleep(seconds))
     try:
-        await asyncio.wait((request, timer), return_when=asyncio.FIRST_COMPLETED)
-        if request.done():
-            return request.result()
-        raise DeadlineMissed(f"No answer within {seconds:.0f} s.")
-    finally:
-        timer.cancel()
-        request.cancel()
-        request.add_done_callback(_heard)
+        return await clock.within(seconds, work)
+    except TimeOver:
+        raise DeadlineMissed(f"No answer within {seconds:.0f} s.") from None
 
 
 def _heard(request: "asyncio.Future[T]") -> None:

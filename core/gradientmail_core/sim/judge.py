@@ -24,7 +24,7 @@ from gradientmail_core.protocol.keys import MANIFEST
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.sim.checks import forks, manifest_of, tape
-from gradientmail_core.sim.loop import VirtualClock
+from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
 from gradientmail_core.sim.world import SimulatedNode
 
 WATCH_SECONDS = 5.0
@@ -34,7 +34,7 @@ SLACK_SECONDS = 5.0
 class Judge:
     """Collects what every node acted on, and compares it with the store."""
 
-    def __init__(self, shared: MemoryMailbox, settings: DiLoCo, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, shared: MemoryMailbox, settings: DiLoCo, loop: VirtualLoop) -> None:
         self._shared = shared
         self._settings = settings
         self._clock = VirtualClock(loop)

@@ -17,7 +17,7 @@ from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.protocol.keys import DeltaKey, HeadKey, creation_key, tape_key
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.sim.judge import Judge
-from gradientmail_core.sim.loop import Deadlock, VirtualClock, run_virtually
+from gradientmail_core.sim.loop import Deadlock, VirtualClock, VirtualLoop, run_virtually
 from gradientmail_core.sim.store import SimulatedStore, Weather
 from gradientmail_core.sim.world import SimulatedNode, ToyModel
 
@@ -178,9 +178,7 @@ def story(script: Scenario, tell: Callable[[str], None]) -> Verdict:
 class Arena:
     """One run being played; ``tell`` hears every event."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, script: Scenario, tell: Callable[[str], None] = lambda line: None
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, script: Scenario, tell: Callable[[str], None] = lambda line: None) -> None:
         self._tell = tell
         self._loop = loop
         self._script = script

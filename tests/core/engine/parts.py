@@ -23,7 +23,7 @@ from gradientmail_core.protocol.keys import DeltaKey, LeaseKey, LeaseState, blob
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import plan_rows, schema_rows
 from gradientmail_core.protocol.records import Estimates, Manifest, Participant, RoundRecord, Section
-from gradientmail_core.sim.loop import VirtualClock, run_virtually
+from gradientmail_core.sim.loop import VirtualClock, VirtualLoop, run_virtually
 from gradientmail_core.sim.store import SimulatedStore, Weather
 from gradientmail_core.sim.world import SimulatedNode, ToyModel
 from gradientmail_core.tensors.model import Flat
@@ -39,7 +39,7 @@ INCARNATION = "0a" * 8
 class Place:
     """A shared mailbox on virtual time, the hosts and nodes around it, and all their events."""
 
-    loop: asyncio.AbstractEventLoop
+    loop: VirtualLoop
     mailbox: MemoryMailbox = field(default_factory=lambda: MemoryMailbox("run"))
     weather: Weather = field(default_factory=Weather)
     log: list[tuple[str, Event]] = field(default_factory=list)

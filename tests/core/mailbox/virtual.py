@@ -3,8 +3,10 @@
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+
+from gradientmail_core.clock import first_within
 
 T = TypeVar("T")
 
@@ -26,6 +28,10 @@ class VirtualClock:
         done = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (self._now + max(seconds, 0.0), next(self._order), done))
         await done
+
+    async def within(self, seconds: float, work: Awaitable[T]) -> T:
+        """See :meth:`Clock.within`."""
+        return await first_within(self, seconds, work)
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run ``work`` here."""

@@ -1,13 +1,12 @@
 """The judge sees what it is there to see; runs without a fault are in tests/scenarios."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.sim.judge import Judge
-from gradientmail_core.sim.loop import VirtualClock, run_virtually
+from gradientmail_core.sim.loop import VirtualClock, VirtualLoop, run_virtually
 from gradientmail_core.sim.world import SimulatedNode, ended
 
 SETTINGS = DiLoCo(sync_every=4, fragments=2)
@@ -16,7 +15,7 @@ SETTINGS = DiLoCo(sync_every=4, fragments=2)
 def judged(harm: Callable[[MemoryMailbox, Judge, SimulatedNode], Awaitable[None]]) -> list[str]:
     """What the judge says of a run of one node to whose store ``harm`` was done after it."""
 
-    async def main(loop: asyncio.AbstractEventLoop) -> list[str]:
+    async def main(loop: VirtualLoop) -> list[str]:
         store = MemoryMailbox("judged")
         judge = Judge(store, SETTINGS, loop)
         node = SimulatedNode("a", store, SETTINGS, VirtualClock(loop), seed=1, steps=20)

@@ -11,7 +11,7 @@ DAY = 24 * 3600.0
 
 
 def test_a_hundred_days_pass_at_once() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> float:
+    async def main(loop: VirtualLoop) -> float:
         await asyncio.sleep(100 * DAY)
         return loop.time()
 
@@ -21,7 +21,7 @@ def test_a_hundred_days_pass_at_once() -> None:
 
 
 def test_timers_fire_in_the_order_of_their_times_and_then_of_their_making() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> list[tuple[float, str]]:
+    async def main(loop: VirtualLoop) -> list[tuple[float, str]]:
         fired: list[tuple[float, str]] = []
 
         async def wait(name: str, seconds: float) -> None:
@@ -36,7 +36,7 @@ def test_timers_fire_in_the_order_of_their_times_and_then_of_their_making() -> N
 
 
 def test_work_takes_no_time() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> float:
+    async def main(loop: VirtualLoop) -> float:
         for _ in range(1000):
             await asyncio.sleep(0)
         return loop.time()
@@ -45,7 +45,7 @@ def test_work_takes_no_time() -> None:
 
 
 def test_a_wait_with_a_time_out_ends_in_virtual_time() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> float:
+    async def main(loop: VirtualLoop) -> float:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 10.0)
         return loop.time()
@@ -54,7 +54,7 @@ def test_a_wait_with_a_time_out_ends_in_virtual_time() -> None:
 
 
 def test_waiting_for_what_nobody_will_do_is_a_deadlock() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
+    async def main(loop: VirtualLoop) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(Deadlock):
@@ -65,7 +65,7 @@ def test_tasks_left_over_are_cancelled() -> None:
     cancelled: list[bool] = []
     kept: list[object] = []
 
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
+    async def main(loop: VirtualLoop) -> None:
         async def forever() -> None:
             try:
                 await asyncio.sleep(1e9)
@@ -80,7 +80,7 @@ def test_tasks_left_over_are_cancelled() -> None:
 
 
 def test_what_the_program_raises_comes_out() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
+    async def main(loop: VirtualLoop) -> None:
         await asyncio.sleep(1.0)
         raise ZeroDivisionError
 
@@ -95,7 +95,7 @@ def test_every_run_begins_at_0() -> None:
 
 
 def test_a_nodes_clock_is_shifted_and_runs_at_its_own_rate() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
+    async def main(loop: VirtualLoop) -> None:
         fast = VirtualClock(loop, offset=500.0, rate=2.0)
         assert fast.now() == 500.0
         await fast.sleep(10.0)
@@ -109,7 +109,7 @@ def test_a_nodes_clock_is_shifted_and_runs_at_its_own_rate() -> None:
 
 
 def test_a_frozen_node_goes_on_when_thawed_while_time_passed() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
+    async def main(loop: VirtualLoop) -> None:
         frozen, other = VirtualClock(loop), VirtualClock(loop)
         sleeping = asyncio.ensure_future(frozen.sleep(1.0))
         frozen.freeze()
@@ -123,7 +123,7 @@ def test_a_frozen_node_goes_on_when_thawed_while_time_passed() -> None:
 
 
 def test_a_frozen_nodes_sleep_can_be_cancelled() -> None:
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
+    async def main(loop: VirtualLoop) -> None:
         clock = VirtualClock(loop)
         clock.freeze()
         sleeping = asyncio.ensure_future(clock.sleep(1.0))

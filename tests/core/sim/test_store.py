@@ -9,14 +9,14 @@ import pytest
 from gradientmail_core.errors import MailboxUnavailable, PayloadTooLarge
 from gradientmail_core.mailbox.base import CreateOutcome
 from gradientmail_core.mailbox.memory import MemoryMailbox
-from gradientmail_core.sim.loop import VirtualClock, run_virtually
+from gradientmail_core.sim.loop import VirtualClock, VirtualLoop, run_virtually
 from gradientmail_core.sim.store import LATE_SECONDS, SimulatedStore, Weather
 
 
 def with_store(weather: Weather, main: Callable[..., Coroutine[Any, Any, Any]], seed: int = 0) -> Any:
     """Run ``main(store, shared mailbox, loop)`` on virtual time."""
 
-    async def placed(loop: asyncio.AbstractEventLoop) -> Any:
+    async def placed(loop: VirtualLoop) -> Any:
         shared = MemoryMailbox("run")
         return await main(SimulatedStore(shared, VirtualClock(loop), seed, weather), shared, loop)
 
