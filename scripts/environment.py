@@ -4,6 +4,9 @@ Torch is installed first, because a later requirement that merely tolerates seve
 otherwise choose another build. A stamp names what was installed, so a second run costs a hash. The
 mark ``.incomplete`` stands while packages are being written: a run that finds it starts a fresh
 environment, since an interrupted install can look finished to pip. One lock keeps two makes apart.
+
+The developers' environment also gets Azure's emulator, which only npm has. It is wanted by tests that say so
+when it is missing, so a machine without npm, or an npm without a network, fails nothing here.
 """
 
 import fcntl
@@ -20,6 +23,8 @@ ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 INCOMPLETE = ENVIRONMENT / ".incomplete"
 OLDEST = (3, 11)
+AZURITE = "azurite@3.37.0"
+AZURITE_FOLDER = ENVIRONMENT / "azurite"
 
 
 def fingerprint(requirements: Path) -> str:
@@ -65,6 +70,22 @@ def install(requirements: Path) -> None:
     INCOMPLETE.unlink()
 
 
+def install_azurite() -> None:
+    """Put Azure's emulator into its folder of the environment, where there is an npm to do it."""
+    npm, stamp = shutil.which("npm"), AZURITE_FOLDER / ".installed"
+    if npm is None or (stamp.exists() and stamp.read_text() == AZURITE):
+        return
+    print(f"Installing {AZURITE} into .venv", flush=True)
+    shutil.rmtree(AZURITE_FOLDER, ignore_errors=True)
+    AZURITE_FOLDER.mkdir()
+    options = ["--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--loglevel=error"]
+    command = [npm, "install", "--prefix", str(AZURITE_FOLDER), *options, AZURITE]
+    if subprocess.run(command, cwd=AZURITE_FOLDER, stdout=subprocess.DEVNULL, check=False).returncode:
+        print(f"npm could not install {AZURITE}: the tests of Azure will be skipped.", flush=True)
+    else:
+        stamp.write_text(AZURITE)
+
+
 def main(name: str) -> None:
     """Bring ``.venv`` to ``requirements/{name}.txt``, printing only when there is work to do."""
     if sys.version_info < OLDEST:
@@ -76,6 +97,8 @@ def main(name: str) -> None:
         if INCOMPLETE.exists() or not stamp.exists() or stamp.read_text() != wanted:
             install(requirements)
             stamp.write_text(wanted)
+        if name == "dev":
+            install_azurite()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,6 @@ def moto_server() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[AzureServer]:
     if azurite_program() is None:
-        pytest.skip("Azurite is not installed: npm install -g azurite, or set AZURITE_BLOB")
+        pytest.skip("Azurite is not installed: install Node.js with npm and run make again, or set AZURITE_BLOB")
     with azurite() as server:
         yield server

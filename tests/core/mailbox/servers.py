@@ -1,7 +1,7 @@
 """Real object stores for the tests and benchmarks, on free ports, gone when their context ends.
 
 SeaweedFS is a process of its own that checks signatures and checksums; moto is a thread here, quick to
-start, and checks neither. Azurite, Azure's emulator, is not on PyPI: what needs it is skipped without it.
+start, and checks neither. Azurite, Azure's emulator, comes from npm: `make` puts it into .venv where there is one.
 """
 
 import base64
@@ -138,10 +138,10 @@ class AzureServer:
     account: str = "devstoreaccount1"
     key: str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
-    def url(self, prefix: str) -> str:
+    def url(self, prefix: str, backend: str = "obstore") -> str:
         """A mailbox there, for a process whose AZURE_STORAGE_ACCOUNT_KEY is ``key``."""
         endpoint = f"http://127.0.0.1:{self.port}/{self.account}"
-        return f"az://{BUCKET}/{prefix}?account={self.account}&endpoint_url={endpoint}"
+        return f"az://{BUCKET}/{prefix}?account={self.account}&endpoint_url={endpoint}&backend={backend}"
 
     def make_container(self) -> bool:
         """Create the container; False while nobody answers."""
@@ -162,8 +162,9 @@ class AzureServer:
 
 
 def azurite_program() -> str | None:
-    """Azure's emulator, where somebody has installed it (npm install -g azurite)."""
-    return os.environ.get("AZURITE_BLOB") or shutil.which("azurite-blob")
+    """Azure's emulator: what AZURITE_BLOB names, or the one in this environment, or on the path."""
+    own = Path(sys.prefix) / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+    return os.environ.get("AZURITE_BLOB") or (str(own) if own.exists() else shutil.which("azurite-blob"))
 
 
 @contextlib.contextmanager

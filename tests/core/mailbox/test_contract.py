@@ -65,11 +65,14 @@ def over_s3(server: str, backend: Backend) -> Callable[[pytest.FixtureRequest], 
     return open_s3
 
 
-def over_azure(request: pytest.FixtureRequest) -> Open:
-    server: AzureServer = request.getfixturevalue("azure_server")
-    request.getfixturevalue("monkeypatch").setenv("AZURE_STORAGE_ACCOUNT_KEY", server.key)
-    url = server.url(f"contract-{secrets.token_hex(4)}")
-    return lambda: open_mailbox(url)
+def over_azure(backend: str) -> Callable[[pytest.FixtureRequest], Open]:
+    def open_azure(request: pytest.FixtureRequest) -> Open:
+        server: AzureServer = request.getfixturevalue("azure_server")
+        request.getfixturevalue("monkeypatch").setenv("AZURE_STORAGE_ACCOUNT_KEY", server.key)
+        url = server.url(f"contract-{secrets.token_hex(4)}", backend)
+        return lambda: open_mailbox(url)
+
+    return open_azure
 
 
 MAILBOXES: dict[str, Callable[[pytest.FixtureRequest], Open]] = {
@@ -84,7 +87,8 @@ MAILBOXES: dict[str, Callable[[pytest.FixtureRequest], Open]] = {
     "s3fs-moto": over_s3("moto", "s3fs"),
     "obstore-seaweedfs": over_s3("seaweedfs", "obstore"),
     "obstore-moto": over_s3("moto", "obstore"),
-    "obstore-azurite": over_azure,
+    "obstore-azurite": over_azure("obstore"),
+    "adlfs-azurite": over_azure("fsspec"),
 }
 
 

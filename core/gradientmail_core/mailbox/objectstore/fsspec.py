@@ -6,7 +6,8 @@ may both succeed. A store reached that way serves a run with one named syncer, o
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gradientmail_core.errors import ConfigurationError, MailboxUnsupported, PayloadTooLarge
@@ -15,9 +16,15 @@ from gradientmail_core.mailbox.objectstore.answers import Answer
 
 Untyped: TypeAlias = Any  # fsspec has no types
 
-EXCLUSIVE = frozenset({"gs", "gcs", "az", "abfs", "abfss"})
 WHOLE = 1 << 40  # larger than any body: one request per write
-
+IN_ONE_REQUEST: Mapping[str, Mapping[str, object]] = {
+    "gs": {"chunksize": WHOLE},
+    "gcs": {"chunksize": WHOLE},
+    "az": {},
+    "abfs": {},
+    "abfss": {},
+}
+"""Schemes whose ``mode="create"`` is exclusive, and what makes it a single request for a small record."""
 
 UNSUITABLE = frozenset({"http", "https", "ftp", "git", "github", "zip", "tar", "data", "cached", "simplecache"})
 
@@ -39,20 +46,34 @@ def open_file_system(scheme: str, **settings: object) -> Untyped:
         raise ConfigurationError(
             f"No installed library knows {scheme}:// URLs.", "Install one, or check the URL."
         ) from None
-    asynchronous = bool(implementation.async_impl)
-    return (
-        implementation(asynchronous=asynchronous, skip_instance_cache=True, use_listings_cache=False, **settings)
-        if asynchronous
-        else implementation(**settings)
-    )
+    options = {"skip_instance_cache": True, "use_listings_cache": False}
+    try:
+        return implementation(**(options if implementation.async_impl else {}), **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{implementation.__name__} cannot be opened with these settings ({type(error).__name__}).",
+            "Check the URL's settings and the variables that the library reads.",
+        ) from None
+
+
+def azure_settings(query: Mapping[str, str]) -> dict[str, object]:
+    """What adlfs is told of an ``az://`` URL: an endpoint of its own can be named only in a connection string."""
+    account = query.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    endpoint_url = query.get("endpoint_url")
+    if endpoint_url is None:
+        return {"account_name": account} if account else {}
+    parts = {"BlobEndpoint": endpoint_url, "AccountName": account}
+    parts["AccountKey"] = os.environ.get("AZURE_STORAGE_ACCOUNT_KEY")
+    parts["SharedAccessSignature"] = os.environ.get("AZURE_STORAGE_SAS_TOKEN")
+    return {"connection_string": ";".join(f"{name}={value}" for name, value in parts.items() if value)}
 
 
 class FsspecTransport:
-    """One file system below ``bucket``. Those without async methods run on threads."""
+    """One file system below ``bucket``: on fsspec's own event loop if it has async methods, else on threads."""
 
     def __init__(self, files: Untyped, scheme: str, bucket: str) -> None:
         self._files = files
-        self._exclusive = scheme in EXCLUSIVE
+        self._create_options = IN_ONE_REQUEST.get(scheme)
         self._bucket = bucket
 
     async def get(self, path: str, limit: int | None) -> bytes:
@@ -68,12 +89,12 @@ class FsspecTransport:
         await self._call("pipe_file", self._at(path), bytes(body))
 
     async def create(self, path: str, body: Body) -> None:
-        if not self._exclusive:
+        if self._create_options is None:
             raise MailboxUnsupported(
                 f"{type(self._files).__name__} cannot create a file only if there is none.",
                 "Use a store that can, or a run with one named syncer.",
             )
-        await self._call("pipe_file", self._at(path), bytes(body), mode="create", chunksize=WHOLE)
+        await self._call("pipe_file", self._at(path), bytes(body), mode="create", **self._create_options)
 
     async def list(self, prefix: str, after: str) -> AsyncIterator[Sequence[Entry]]:
         directory = self._at(prefix.rpartition("/")[0])
@@ -88,7 +109,7 @@ class FsspecTransport:
         return 0
 
     async def close(self) -> None:
-        """Nothing to release: the library keeps its connections."""
+        """Nothing to release: the library closes its connections when the file system is forgotten."""
 
     def answer(self, error: Exception) -> Answer | None:
         match error:
@@ -109,6 +130,7 @@ class FsspecTransport:
         return f"{self._bucket}/{path}".rstrip("/")
 
     async def _call(self, name: str, *arguments: object, **options: object) -> Untyped:
-        if self._files.async_impl:
-            return await getattr(self._files, f"_{name}")(*arguments, **options)
-        return await asyncio.to_thread(getattr(self._files, name), *arguments, **options)
+        if not self._files.async_impl:
+            return await asyncio.to_thread(getattr(self._files, name), *arguments, **options)
+        request = getattr(self._files, f"_{name}")(*arguments, **options)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(request, self._files.loop))

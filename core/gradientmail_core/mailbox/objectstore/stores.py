@@ -25,6 +25,7 @@ from gradientmail_core.mailbox.objectstore.objects import ObjectMailbox, Transpo
 
 _GOOGLE = ("gs", "gcs")
 _AZURE = ("az", "abfs", "abfss")
+_CLOUD_BACKENDS = ("auto", "obstore", "fsspec")
 
 
 class S3Mailbox(ObjectMailbox):
@@ -113,7 +114,9 @@ def _s3_transport(location: S3Location, credentials: CredentialSource | None) ->
 
 
 def _transport(url: StoreUrl) -> Transport:
-    if url.scheme in (*_GOOGLE, *_AZURE) and _installed("obstore"):
+    backend = url.query.get("backend", "auto")
+    cloud = url.scheme in (*_GOOGLE, *_AZURE)
+    if cloud and backend in ("auto", "obstore") and _installed("obstore"):
         from gradientmail_core.mailbox.objectstore import obstore
 
         if url.scheme in _GOOGLE:
@@ -121,25 +124,30 @@ def _transport(url: StoreUrl) -> Transport:
         return obstore.ObstoreTransport(
             obstore.azure_store(url.host, url.query.get("account"), url.query.get("endpoint_url"))
         )
-    extra = {"gcsfs": _GOOGLE, "adlfs": _AZURE}
-    for library, schemes in extra.items():
-        if url.scheme in schemes and not _installed(library):
-            name = "gcs" if library == "gcsfs" else "azure"
-            raise ConfigurationError(
-                f"{url.scheme}:// needs a library that is not installed.",
-                f"pip install 'gradientmail[obstore]' or 'gradientmail[{name}]'.",
-            )
-    from gradientmail_core.mailbox.objectstore.fsspec import FsspecTransport, open_file_system
+    library, extra = ("gcsfs", "gcs") if url.scheme in _GOOGLE else ("adlfs", "azure")
+    if cloud and (backend == "obstore" or not _installed(library)):
+        raise ConfigurationError(
+            f"{url.scheme}:// needs a library that is not installed.",
+            f"pip install 'gradientmail[obstore]' or 'gradientmail[{extra}]'.",
+        )
+    from gradientmail_core.mailbox.objectstore.fsspec import FsspecTransport, azure_settings, open_file_system
 
-    return FsspecTransport(open_file_system(url.scheme, **url.query), url.scheme, url.host)
+    settings = azure_settings(url.query) if url.scheme in _AZURE else dict(url.query) if not cloud else {}
+    return FsspecTransport(open_file_system(url.scheme, **settings), url.scheme, url.host)
 
 
 def _check_settings(url: StoreUrl) -> None:
     """Clouds have few settings of their own; whatever else fsspec serves may have any."""
-    known = ("account", "endpoint_url") if url.scheme in _AZURE else () if url.scheme in _GOOGLE else url.query
+    if url.scheme not in (*_AZURE, *_GOOGLE):
+        return
+    known = ("account", "endpoint_url", "backend") if url.scheme in _AZURE else ("backend",)
     if unknown := sorted(set(url.query) - set(known)):
         raise ConfigurationError(
-            f"The {url.scheme}:// URL sets {', '.join(unknown)}.", f"Known settings: {', '.join(known) or 'none'}."
+            f"The {url.scheme}:// URL sets {', '.join(unknown)}.", f"Known settings: {', '.join(known)}."
+        )
+    if url.query.get("backend", "auto") not in _CLOUD_BACKENDS:
+        raise ConfigurationError(
+            f"The {url.scheme}:// URL sets an unknown backend.", f"It is one of {', '.join(_CLOUD_BACKENDS)}."
         )
 
 
