@@ -12,7 +12,8 @@
 ``az://container/prefix``             Azure Blob Storage
 ====================================  ==============================================================
 
-Object stores take settings as a query, such as ``?endpoint_url=https://host&region=eu-west-1``.
+Object stores take settings as a query, such as ``?endpoint_url=https://host&region=eu-west-1``, for Azure
+``?account=name``; ``backend`` picks a client where several are installed (``obstore``, and ``s3fs`` or ``fsspec``).
 Credentials come from the environment or the store's own configuration files, never from a URL.
 """
 

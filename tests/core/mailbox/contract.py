@@ -11,8 +11,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 
+from gradientmail_core.clock import SystemClock
 from gradientmail_core.errors import ConfigurationError, MailboxDenied, MailboxUnavailable, PayloadTooLarge
-from gradientmail_core.mailbox import Body, CreateOutcome, Mailbox, probe_store
+from gradientmail_core.mailbox import (
+    Body,
+    CreateOutcome,
+    Faults,
+    FaultyMailbox,
+    Mailbox,
+    RetryingMailbox,
+    RetryPolicy,
+    probe_store,
+)
+from gradientmail_core.protocol.exchange import Lost, Won, create_once
 
 Open = Callable[[], Mailbox]
 Scenario = Callable[[Open], Coroutine[None, None, None]]
@@ -73,6 +84,24 @@ async def concurrent_creates_have_one_winner(open: Open) -> None:
         await asyncio.gather(*map(race, keys))
 
 
+async def a_lost_answer_is_no_lost_race(open: Open) -> None:
+    """Half the creators never hear that they won; each key still has one who knows, and everyone knows which bytes."""
+    policy = RetryPolicy(first_wait=0.001, longest_wait=0.01, burst=10_000, per_second=10_000.0)
+    async with closing(open()) as mailbox:
+        clock, chance = SystemClock(), random.Random(3)
+        line = FaultyMailbox(mailbox, clock, chance, Faults(lost_answer=0.5, undecided=0.2, broken_read=0.2))
+        patient = RetryingMailbox(line, clock, chance, policy=policy)
+        bodies = [b"racer %d" % n for n in range(RACERS)]
+        outcomes = await asyncio.gather(
+            *(create_once(patient, clock, f"lost/{n % 4}", body) for n, body in enumerate(bodies))
+        )
+        for key in range(4):
+            kept = await mailbox.get(f"lost/{key}")
+            won = [n for n in range(key, RACERS, 4) if isinstance(outcomes[n], Won)]
+            assert [bodies[n] for n in won] == [kept]
+            assert {found.body for found in outcomes[key::4] if isinstance(found, Lost)} == {kept}
+
+
 async def a_put_may_be_repeated(open: Open) -> None:
     async with closing(open()) as mailbox:
         for body in (b"same", b"same", b"other"):
@@ -124,6 +153,21 @@ async def a_listing_begins_after(open: Open) -> None:
             await mailbox.create(key, b"")
         for after in ("", "tape/", keys[0], keys[4], keys[4][:-1], keys[-1], "tape/0000000012", "zebra", "aardvark"):
             assert sorted(await listed(mailbox, "tape/", after)) == [key for key in keys if key > after], after
+
+
+async def a_lagging_listing_hides_nothing_for_ever(open: Open) -> None:
+    """In any order, with some entries late and some twice: what is listed exists, and in the end everything is."""
+    keys = {f"live/{n:03d}" for n in range(12)}
+    async with closing(open()) as mailbox:
+        await asyncio.gather(*(mailbox.put(key, b"x") for key in keys))
+        faults = Faults(unlisted=0.4, repeated=0.4)
+        line = FaultyMailbox(mailbox, SystemClock(), random.Random(5), faults)
+        seen, listings = set[str](), list[list[str]]()
+        while seen != keys:
+            listings.append([entry.key async for entry in line.list("live/")])
+            seen.update(listings[-1])
+            assert seen <= keys and len(listings) < 100
+        assert len(listings) > 1 and any(found != sorted(found) for found in listings)
 
 
 async def a_deleted_object_is_gone(open: Open) -> None:
@@ -229,11 +273,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_buffer_may_be_used_again,
     create_has_one_winner,
     concurrent_creates_have_one_winner,
+    a_lost_answer_is_no_lost_race,
     a_put_may_be_repeated,
     a_reader_sees_whole_objects,
     many_may_read_at_once,
     a_listing_holds_what_the_prefix_says,
     a_listing_begins_after,
+    a_lagging_listing_hides_nothing_for_ever,
     a_deleted_object_is_gone,
     large_bodies_arrive_unchanged,
     a_limit_is_kept,

@@ -18,6 +18,13 @@ from gradientmail_core.errors import MailboxUnavailable
 from gradientmail_core.mailbox import CreateOutcome, open_mailbox
 
 
+LIBRARIES = {
+    "obstore": "gradientmail_core.mailbox.objectstore.obstore",
+    "s3fs": "gradientmail_core.mailbox.objectstore.s3fs",
+    "fsspec": "adlfs",
+}
+
+
 def raced_key(number: int) -> str:
     """The key of one race."""
     return f"races/{number:04d}"
@@ -50,9 +57,9 @@ async def race(url: str, racer: int, keys: int) -> list[str]:
 
 def main(url: str, racers: int, keys: int) -> None:
     """Fork, race and report; exits 1 if a racer failed."""
-    for library in ("obstore", "s3fs"):
-        if f"backend={library}" in url:
-            importlib.import_module(f"gradientmail_core.mailbox.objectstore.{library}")
+    for backend, library in LIBRARIES.items():
+        if f"backend={backend}" in url:
+            importlib.import_module(library)
     children, (ready, start) = [], os.pipe()
     for racer in range(racers):
         if (child := os.fork()) == 0:

@@ -12,7 +12,7 @@ import pytest
 from gradientmail_core.mailbox import Mailbox, open_mailbox
 from gradientmail_core.mailbox.objectstore.location import Backend
 from tests.core.mailbox.racers import body_of, raced_key
-from tests.core.mailbox.servers import S3Server, environment
+from tests.core.mailbox.servers import AzureServer, S3Server, environment
 
 RACERS = 16
 ROOT = Path(__file__).parents[3]
@@ -47,3 +47,10 @@ def test_a_directory_has_one_winner(tmp_path: Path) -> None:
 def test_an_object_store_has_one_winner(seaweedfs_server: S3Server, backend: Backend) -> None:
     winners = raced(seaweedfs_server.url(f"races-{backend}", backend), 3)
     asyncio.run(holds_winners(seaweedfs_server.mailbox(f"races-{backend}", backend), winners))
+
+
+@pytest.mark.parametrize("backend", ["obstore", "fsspec"])
+def test_azure_has_one_winner(azure_server: AzureServer, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azure_server.key)
+    url = azure_server.url(f"races-{backend}", backend)
+    asyncio.run(holds_winners(open_mailbox(url), raced(url, 5)))

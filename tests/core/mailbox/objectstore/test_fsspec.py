@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradientmail_core.errors import ConfigurationError, MailboxUnsupported, PayloadTooLarge
-from gradientmail_core.mailbox import CreateOutcome, Entry, probe_store
+from gradientmail_core.mailbox import CreateOutcome, Entry, open_mailbox, probe_store
 from gradientmail_core.mailbox.objectstore import fsspec
 from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.objects import ObjectMailbox
@@ -90,3 +90,27 @@ def test_errors_become_answers(error: Exception, answer: Answer | None) -> None:
 def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="nosuch"):
         fsspec.open_file_system("nosuch")
+
+
+def test_settings_a_library_refuses_are_named_without_their_values() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        fsspec.open_file_system("az", connection_string="AccountKey=" + "c2VjcmV0")
+    assert "settings" in caught.value.cause and "c2Vj" not in str(caught.value)
+
+
+def test_what_adlfs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "SAS_TOKEN"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    assert fsspec.azure_settings({}) == {}
+    assert fsspec.azure_settings({"account": "me"}) == {"account_name": "me"}
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=1")
+    assert fsspec.azure_settings({}) == {"account_name": "mine"}
+    given = fsspec.azure_settings({"endpoint_url": "http://host/mine"})
+    assert given == {"connection_string": "BlobEndpoint=http://host/mine;AccountName=mine;SharedAccessSignature=sig=1"}
+
+
+def test_a_backend_no_cloud_has_is_refused() -> None:
+    for url in ("az://c/run?backend=s3fs", "gs://b/run?backend=nosuch", "gs://b/run?endpoint_url=http://x"):
+        with pytest.raises(ConfigurationError):
+            open_mailbox(url)
