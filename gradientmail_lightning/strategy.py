@@ -21,12 +21,12 @@ from torch.utils.hooks import RemovableHandle
 
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
+from gradientmail_core.adapters.torch_loaders import in_own_order, node_seed, samples_in
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
 from gradientmail_core.session import Session, default_node
 from gradientmail_core.tensors.model import Model
-from gradientmail_lightning.data import in_own_order, node_seed, samples_in
 from gradientmail_lightning.hooks import SessionHooks
 from gradientmail_lightning.interrupts import interruptible_waits
 from gradientmail_lightning.settings import PREFIX, algorithm_from, mailbox_from
