@@ -43,6 +43,22 @@ class RunJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class RunResumed:
+    """This node goes on from a checkpoint; ``kept`` of ``fragments`` keep what was trained since their last commit."""
+
+    run: str
+    node: str
+    step: int
+    kept: int
+    fragments: int
+
+    def __str__(self) -> str:
+        moved = self.fragments - self.kept
+        rest = f", {moved} of {self.fragments} fragments start from newer commits" if moved else ""
+        return f"{self.node} goes on in run {self.run[:8]} at step {self.step}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunWaited:
     """The node waits for others before it trains, or for a round before it goes on."""
 
@@ -200,6 +216,7 @@ class SessionEnded:
 Event: TypeAlias = (
     RunCreated
     | RunJoined
+    | RunResumed
     | RunWaited
     | NodeAppeared
     | NodeGone
@@ -223,7 +240,7 @@ def log_event(event: Event) -> None:
             logger.info("%s", event)
         case SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | StoreStalled():
             logger.warning("%s", event)
-        case RunCreated() | RunJoined() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():
+        case RunCreated() | RunJoined() | RunResumed() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():
             logger.info("%s", event)
         case _:
             logger.debug("%s", event)

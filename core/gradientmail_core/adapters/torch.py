@@ -147,6 +147,18 @@ class TorchModel:
         for piece in layout.pieces:
             self._store(piece, values[piece.offset : piece.offset + piece.elements])
 
+    @torch.no_grad()
+    def keep(self) -> Mapping[str, Tensor]:
+        """A copy in host memory of this process's part of every trainable parameter; no collective."""
+        return {name: _local(tensor.parameter).to("cpu", copy=True) for name, tensor in self._trainable.items()}
+
+    @torch.no_grad()
+    def restore(self, kept: object) -> None:
+        """Write back what :meth:`keep` returned, bit for bit."""
+        assert isinstance(kept, dict)
+        for name, values in kept.items():
+            _overwrite(_local(self.parameter(name)), values)
+
     def track_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let :meth:`reset_optimizer` reach this optimizer, for as long as somebody else keeps it."""
         self._optimizers.add(getattr(optimizer, "_optimizer", optimizer))
@@ -239,6 +251,11 @@ def _rows(tensor: Tensor, piece: Piece) -> Tensor:
 def _gathered(parameter: nn.Parameter) -> Tensor:
     tensor = parameter.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    tensor = parameter.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _overwrite(target: Tensor, values: Tensor) -> None:

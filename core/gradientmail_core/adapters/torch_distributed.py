@@ -2,7 +2,8 @@
 
 Whatever the session does, it does on the leader, inside :meth:`Ranks.run`. Meanwhile the followers wait
 in the same call for the leader's word: copy a fragment out (a collective where parameters are sharded),
-write one in (the values come with it), forget the optimizer's state, done, or failed. So all processes
+write one in (the values come with it), set the parameters aside and back, forget the optimizer's state,
+done, or failed. So all processes
 hold the same parameters after every call, and a failure of the leader is raised on all of them instead
 of leaving them in a collective that nobody joins.
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.errors import SessionFailed
-from gradientmail_core.tensors.model import Flat, Model
+from gradientmail_core.tensors.model import Flat, KeepingModel
 from gradientmail_core.tensors.schema import FragmentLayout, Piece, Schema
 
 _PATIENCE: Final = timedelta(days=30)
@@ -40,7 +41,7 @@ class Processes(Protocol):
         ...
 
     @property
-    def model(self) -> Model:
+    def model(self) -> KeepingModel:
         """The model to give to the session; the leader only uses it inside :meth:`run`."""
         ...
 
@@ -66,7 +67,7 @@ class Alone:
     leads: Final = True
 
     def __init__(self, model: TorchModel) -> None:
-        self.model: Model = model
+        self.model: KeepingModel = model
 
     def total(self, samples: int) -> int:
         """See :class:`Processes`."""
@@ -87,6 +88,8 @@ class _Word(enum.IntEnum):
     RESET = 3
     DONE = 4
     FAILED = 5
+    KEEP = 6
+    RESTORE = 7
 
 
 class Ranks:
@@ -106,8 +109,9 @@ class Ranks:
         self._world = dist.get_world_size()
         self._replicas = replicas or self._world
         self._layouts: list[FragmentLayout] = []
+        self._kept: list[object] = []
         self.leads = dist.get_rank() == _LEADER
-        self.model: Model = _Led(model, model.frozen_fingerprint, self)
+        self.model: KeepingModel = _Led(model, model.frozen_fingerprint, self)
 
     def total(self, samples: int) -> int:
         """See :class:`Processes`."""
@@ -147,6 +151,16 @@ class Ranks:
         """On the leader: forget the optimizer's state on all ranks."""
         self._say(_Word.RESET)
         self._inner.reset_optimizer()
+
+    def keep(self) -> object:
+        """On the leader: set the parameters of all ranks aside, each its own."""
+        self._say(_Word.KEEP)
+        return self._inner.keep()
+
+    def restore(self, kept: object) -> None:
+        """On the leader: put back on all ranks what was set aside last."""
+        self._say(_Word.RESTORE)
+        self._inner.restore(kept)
 
     def _receive(self, flat: Tensor, layout: FragmentLayout) -> None:
         dist.broadcast(flat, _LEADER, group=self._values)
@@ -188,6 +202,10 @@ class Ranks:
                     self._receive(torch.empty(layout.size, dtype=torch.float32, device=self._device), layout)
                 case _Word.RESET:
                     self._inner.reset_optimizer()
+                case _Word.KEEP:
+                    self._kept.append(self._inner.keep())
+                case _Word.RESTORE:
+                    self._inner.restore(self._kept.pop())
                 case _Word.DONE:
                     return argument
                 case _Word.FAILED:
@@ -205,6 +223,8 @@ class _Led:
         self.read = ranks.read
         self.write = ranks.write
         self.reset_optimizer = ranks.reset_optimizer
+        self.keep = ranks.keep
+        self.restore = ranks.restore
 
 
 def _layout_from(text: str) -> FragmentLayout:

@@ -204,6 +204,8 @@ class Learner:
         applied: Callable[[Commit], None],
         now: Callable[[], float],
         delivered: Callable[[], None] = lambda: None,
+        resumed: LearnerState | None = None,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self._model = model
         self._layouts = layouts
@@ -221,8 +223,9 @@ class Learner:
         self._last_step_at: float | None = None
         self._bases = [commit.theta for commit in commits]
         for commit in commits:
-            model.write(layouts[commit.head.fragment], commit.theta)
-        self.state = started([commit.head for commit in commits])
+            if commit.head.fragment not in kept:
+                model.write(layouts[commit.head.fragment], commit.theta)
+        self.state = resumed or started([commit.head for commit in commits])
         self._next_due = next_due(self.state)
 
     def deliver(self, message: Message) -> None:
@@ -277,6 +280,17 @@ class Learner:
         self.align()
         for layout, base in zip(self._layouts, self._bases, strict=True):
             self._model.write(layout, base)
+
+    def committed(self) -> list[Commit]:
+        """The newest commits that are here and not written into the model yet, in order of arrival."""
+        return [message for message in tuple(self._inbox) if isinstance(message, Commit)]
+
+    def anchors(self) -> list[Flat]:
+        """For each fragment, the newest committed parameters that are here; do not change them."""
+        newest = list(self._bases)
+        for commit in self.committed():
+            newest[commit.head.fragment] = commit.theta
+        return newest
 
     @property
     def blocked(self) -> bool:

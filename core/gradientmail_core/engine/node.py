@@ -187,6 +187,19 @@ class Node:
             SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, len(published.body), seconds)
         )
 
+    def pause(self) -> None:
+        """Say that the trainer evaluates or is held: nobody waits for this node, and its closing goes on."""
+        self._spawn(self._beat("e"))
+
+    def resume(self) -> None:
+        """Say that the trainer trains again."""
+        self._spawn(self._beat("t"))
+
+    @property
+    def run_id(self) -> str:
+        """The run's id; empty before :meth:`join`."""
+        return self._run.id if self._run is not None else ""
+
     @property
     def layouts(self) -> tuple[FragmentLayout, ...]:
         """The run's fragments; empty before :meth:`join`."""

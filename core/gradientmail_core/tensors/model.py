@@ -4,7 +4,8 @@ An adapter (``gradientmail_core.adapters``) implements this for a framework. Bot
 training thread, the only one that touches the model.
 """
 
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,3 +39,32 @@ class Model(Protocol):
     def reset_optimizer(self) -> None:
         """Forget the inner optimizer's state; called when the node is rolled back."""
         ...
+
+
+@runtime_checkable
+class KeepingModel(Model, Protocol):
+    """A model that sets its own parameters aside itself; needed where fp32 does not hold their every bit."""
+
+    def keep(self) -> object:
+        """A copy of the trainable parameters as they are."""
+        ...
+
+    def restore(self, kept: object) -> None:
+        """Write back what :meth:`keep` returned."""
+        ...
+
+
+def set_aside(model: Model, layouts: Sequence[FragmentLayout]) -> Callable[[], None]:
+    """Copy the model's trainable parameters; calling the result writes them back, bit for bit."""
+    if isinstance(model, KeepingModel):
+        kept = model.keep()
+        return lambda: model.restore(kept)
+    copies = [np.empty(layout.size, np.float32) for layout in layouts]
+    for layout, copy in zip(layouts, copies, strict=True):
+        model.read(layout, copy)
+
+    def write_back() -> None:
+        for layout, copy in zip(layouts, copies, strict=True):
+            model.write(layout, copy)
+
+    return write_back

@@ -346,3 +346,16 @@ def test_a_tracked_optimizer_may_go():
     model.track_optimizer(torch.optim.AdamW(module.parameters()))
     gc.collect()
     model.reset_optimizer()
+
+
+def test_parameters_set_aside_come_back_bit_for_bit_whatever_their_memory():
+    module = nn.Module()
+    module.wide = nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+    module.expanded = nn.Parameter(torch.randn(1, 3).expand(4, 3))
+    module.transposed = nn.Parameter(torch.randn(3, 4).t())
+    model = TorchModel(module)
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    kept = model.keep()
+    model.write(whole(model.schema), np.zeros(whole(model.schema).size, np.float32))
+    model.restore(kept)
+    assert all(torch.equal(one, two) for one, two in zip(before, module.parameters(), strict=True))

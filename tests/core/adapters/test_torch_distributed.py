@@ -94,6 +94,33 @@ def reset() -> dict[str, object]:
     return {"state": len(optimizer.state)}
 
 
+def lent(module: nn.Module) -> dict[str, object]:
+    """What every rank holds after its parameters were set aside, written over by the session, and put back."""
+    rank = dist.get_rank()
+    ranks = Ranks(TorchModel(module), torch.device("cpu"))
+    parameters: list[torch.Tensor] = [parameter.detach() for parameter in module.parameters()]
+    own = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parameters]
+    with torch.no_grad():
+        for parameter in own:
+            parameter.fill_(0.1 + rank)
+    kept: list[object] = []
+
+    def enter() -> int:
+        kept.append(ranks.model.keep())
+        ranks.model.write(WHOLE, numbers(WHOLE.size))
+        return 0
+
+    def leave() -> int:
+        ranks.model.restore(kept.pop())
+        return 0
+
+    ranks.run(enter)
+    during = full(module.bias)
+    ranks.run(leave)
+    ranks.close()
+    return {"during": during, "after": sorted({value for part in own for value in part.flatten().tolist()})}
+
+
 def totals() -> dict[str, object]:
     """Samples of both ranks, where they read different data and where they read the same."""
     model = TorchModel(nn.Linear(COLUMNS, ROWS))
@@ -122,6 +149,8 @@ def main(rank: int, folder: Path) -> None:
         "replicate": mirrored_writes(sharded([Replicate()])),
         "failures": failures(),
         "reset": reset(),
+        "lent": lent(nn.Linear(COLUMNS, ROWS)),
+        "lent_shards": lent(sharded([Shard(0)])),
         "totals": totals(),
         "frozen": frozen(),
     }
@@ -161,6 +190,13 @@ def test_the_leaders_failure_is_raised_on_all_ranks_and_the_next_call_works(foun
 
 def test_every_ranks_optimizer_is_reset(found):
     assert [rank["reset"]["state"] for rank in found] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["lent", "lent_shards"])
+def test_every_rank_gets_its_own_parameters_back(found, kind):
+    for number, rank in enumerate(found):
+        assert rank[kind]["during"] == numbers(ROWS).tolist()
+        assert rank[kind]["after"] == [float(np.float32(0.1 + number))]
 
 
 def test_samples_are_counted_once(found):

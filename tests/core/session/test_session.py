@@ -1,9 +1,14 @@
 """The session: exactly DiLoCo where it is set so, usable in a notebook, and clear when it refuses."""
 
 import asyncio
+import copy
+import os
+import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ import torch
 import gradientmail_core as gm
 from gradientmail_core.events import SessionEnded
 from gradientmail_core.session import default_node
+from gradientmail_core.sim.world import ToyModel
 
 BARRIER = gm.DiLoCo(
     sync_every=5,
@@ -95,20 +101,6 @@ def test_works_inside_a_running_event_loop() -> None:
         return session.rounds_seen
 
     assert asyncio.run(cell()) >= 1
-
-
-def test_align_loads_the_committed_model() -> None:
-    mailbox = gm.MemoryMailbox()
-    module = network()
-    with gm.Session(module, mailbox=mailbox, algorithm=gm.DiLoCo(sync_every=2, fragments=2)) as session:
-        for _ in range(4):
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter.add_(0.1)
-            session.step()
-    other = network(seed=1)
-    gm.align(other, mailbox=mailbox)
-    assert all(torch.equal(one, two) for one, two in zip(module.parameters(), other.parameters(), strict=True))
 
 
 def test_leaving_by_exception_aborts_and_publishes_nothing_more() -> None:
@@ -271,12 +263,6 @@ def test_no_algorithm_and_no_mailbox_are_refused() -> None:
         gm.Session(network(), mailbox=None, algorithm=gm.DiLoCo())  # type: ignore[arg-type]
 
 
-def test_align_makes_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(gm.GradientMailError):
-        gm.align(network(), mailbox=str(tmp_path / "typo"))
-    assert not (tmp_path / "typo").exists()
-
-
 def test_joining_without_the_newest_parameters_ends_with_the_reason() -> None:
     mailbox = gm.MemoryMailbox()
     run_at(mailbox, gm.DiLoCo(sync_every=1, fragments=1))
@@ -291,3 +277,168 @@ def test_joining_without_the_newest_parameters_ends_with_the_reason() -> None:
     )
     with pytest.raises(gm.RunMismatch, match="cannot be read"):
         late.join()
+
+
+ALONE = replace(BARRIER, quorum_size=1, sync_every=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_global_model_is_lent_and_the_local_one_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+    mailbox, module = gm.MemoryMailbox(), network().to(dtype)
+    with gm.Session(module, mailbox=mailbox, algorithm=ALONE, callbacks=[]) as session:
+        for _ in range(6):
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.add_(torch.full_like(parameter, 1 / 3))
+            session.step()
+        local = [parameter.detach().clone() for parameter in module.parameters()]
+        committed = network(seed=5).to(dtype)
+        gm.align(committed, mailbox=mailbox)
+        with pytest.raises(KeyboardInterrupt), session.global_model() as step:
+            assert step == 6
+            for lent, expected in zip(module.parameters(), committed.parameters(), strict=True):
+                assert torch.equal(lent, expected)
+            with pytest.raises(gm.SessionClosed, match="paused"):
+                session.step()
+            raise KeyboardInterrupt
+        for before, after in zip(local, module.parameters(), strict=True):
+            assert torch.equal(before, after)
+
+
+def test_before_anything_was_merged_the_local_model_stays() -> None:
+    module = network()
+    bias = next(parameter for name, parameter in module.named_parameters() if name == "0.bias")
+    with gm.Session(module, mailbox=gm.MemoryMailbox(), algorithm=ALONE, callbacks=[]) as session:
+        with torch.no_grad():
+            bias.fill_(5.0)
+        with session.global_model() as step:
+            assert step is None and bool((bias == 5.0).all())
+
+
+def test_a_model_without_a_way_of_its_own_is_kept_through_read_and_write() -> None:
+    toy = ToyModel()
+    with gm.Session(toy, mailbox=gm.MemoryMailbox(), algorithm=ALONE, callbacks=[]) as session:
+        for _ in range(5):
+            toy.train(np.random.default_rng(0))
+            session.step()
+        local = {name: values.copy() for name, values in toy.values.items()}
+        with session.global_model():
+            assert not all(np.array_equal(local[name], values) for name, values in toy.values.items())
+        assert all(np.array_equal(local[name], values) for name, values in toy.values.items())
+
+
+def test_pausing_shows_in_the_lease() -> None:
+    mailbox = gm.MemoryMailbox()
+
+    def states() -> str:
+        keys = sorted(entry.key for entry in mailbox._entries("live/leases/", ""))
+        return keys[-1].rsplit("/", 1)[1].split("-")[1][0]
+
+    def becomes(state: str) -> bool:
+        deadline = time.monotonic() + 30
+        while states() != state and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return states() == state
+
+    with gm.Session(network(), mailbox=mailbox, algorithm=gm.DiLoCo(), callbacks=[]) as session:
+        assert becomes("t")
+        with session.paused(), session.global_model():
+            assert becomes("e")
+        assert becomes("t")
+
+
+def test_run_is_the_whole_loop() -> None:
+    module, optimizer = network(), None
+    mailbox = gm.MemoryMailbox()
+    session = gm.Session(module, mailbox=mailbox, algorithm=ALONE, callbacks=[])
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+    session.run(lambda batch: inner_step(module, optimizer, batch), [torch.ones(3, 8)] * 9)
+    assert session.rounds_seen == 2 and session.run_tokens == 2 * 4 * 3
+    with pytest.raises(gm.SessionClosed):
+        session.step()
+
+
+class Killed(gm.Session):
+    """A process that ends as SIGKILL ends it: nothing more is written, not even a farewell."""
+
+    def kill(self) -> None:
+        assert self._loop is not None and self._engine is not None
+        self._loop.run(self._engine.stop())
+        self._end()
+
+
+def checkpointed(session: gm.Session, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return copy.deepcopy(
+        {"session": session.state_dict(), "model": module.state_dict(), "optimizer": optimizer.state_dict()}
+    )
+
+
+def test_killed_and_restored_ten_times_ends_on_the_bits_of_a_run_that_never_stopped() -> None:
+    """The anchor, the inner optimizer and the data position are those of the checkpoint."""
+    data = batches(3)
+    whole_run, straight = gm.MemoryMailbox(), network()
+    optimizer = torch.optim.AdamW(straight.parameters(), 1e-2)
+    with gm.Session(straight, mailbox=whole_run, algorithm=ALONE, node="a", callbacks=[]) as session:
+        for inputs in data[:44]:
+            inner_step(straight, optimizer, inputs)
+            session.step(len(inputs))
+
+    broken_run, module = gm.MemoryMailbox(), network()
+    optimizer, position = torch.optim.AdamW(module.parameters(), 1e-2), 0
+    kept: dict[str, Any] | None = None
+    for kill_at in (1, 3, 4, 9, 14, 15, 22, 29, 35, 42, 44):
+        session = Killed(module, mailbox=broken_run, algorithm=ALONE, node="a", callbacks=[])
+        if kept is not None:
+            session.load_state_dict(kept["session"])
+        session.join()
+        while position < kill_at:
+            inner_step(module, optimizer, data[position])
+            session.step(len(data[position]))
+            position += 1
+        if kill_at == 44:
+            session.close()
+            break
+        kept = checkpointed(session, module, optimizer)
+        session.kill()
+        module = network(seed=99)
+        optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+        module.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+    for once, often in zip(straight.parameters(), module.parameters(), strict=True):
+        assert torch.equal(once, often)
+
+
+def test_a_state_of_another_run_is_passed_over() -> None:
+    events: list[gm.Event] = []
+    first = gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=ALONE, callbacks=[])
+    with first:
+        state = first.state_dict()
+    second = gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=ALONE, callbacks=[events.append])
+    second.load_state_dict(state)
+    with second:
+        assert second.global_step == 0
+        with pytest.raises(gm.SessionClosed, match="after join"):
+            second.load_state_dict(state)
+    assert any("another run" in str(event) for event in events)
+
+
+def test_a_signal_handler_can_tell_a_wait_from_a_write() -> None:
+    waits: list[bool] = []
+    session = gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=BARRIER, min_nodes=2, callbacks=[])
+
+    def handler(number: int, frame: object) -> None:
+        waits.append(session.waiting)
+        if session.waiting:
+            raise SystemExit(143)
+
+    previous = signal.signal(signal.SIGTERM, handler)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        assert not session.waiting
+        with pytest.raises(SystemExit):
+            session.join()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGTERM, previous)
+    assert waits and not session.waiting

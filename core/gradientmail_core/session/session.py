@@ -14,7 +14,7 @@ Leaving the context waits for the rounds in flight, gives up when the run stalls
 newest commit. An exception in the loop aborts: the lease is released and nothing more is published.
 """
 
-import asyncio
+import logging
 import operator
 import os
 import random
@@ -23,7 +23,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -33,63 +34,32 @@ import numpy as np
 from gradientmail_core.adapters import resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import SystemClock
-from gradientmail_core.engine.joining import find_run, load_heads
-from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, Snapshot, merged_tokens
+from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot, merged_tokens
 from gradientmail_core.engine.node import Node
-from gradientmail_core.engine.run import Host, Run
+from gradientmail_core.engine.resuming import Saved, kept, parse_saved, resumed, saved_json
+from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import (
     ConfigurationError,
     GradientMailError,
-    RunMismatch,
-    SchemaMismatch,
     SessionClosed,
     SessionFailed,
 )
-from gradientmail_core.events import Callback, Event, FragmentAligned, RunWaited, emitter, log_event
-from gradientmail_core.mailbox import Mailbox, MeteredMailbox, open_mailbox
+from gradientmail_core.events import Callback, Event, FragmentAligned, RunResumed, RunWaited, emitter, log_event
+from gradientmail_core.mailbox import Mailbox, MeteredMailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
-from gradientmail_core.protocol.plan import manifest_schema
-from gradientmail_core.tensors.model import Model
-from gradientmail_core.tensors.schema import FragmentLayout, schema_difference
+from gradientmail_core.session.aligning import opened
+from gradientmail_core.session.background import Loop
+from gradientmail_core.tensors.model import Model, set_aside
+from gradientmail_core.tensors.schema import FragmentLayout
 
 T = TypeVar("T")
 
+logger = logging.getLogger("gradientmail")
+
 WAIT_SLICE_SECONDS = 0.5
 WAIT_REPORT_SECONDS = 10.0
-JOIN_THREAD_SECONDS = 5.0
-
-
-class Loop:
-    """An event loop on a thread of its own; coroutines are run from outside and waited for."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gradientmail", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[object, None, T]) -> T:
-        """The coroutine's result; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def call(self, work: Callable[[], object]) -> None:
-        """Call a plain function on the loop's thread, without waiting."""
-        self._loop.call_soon_threadsafe(work)
-
-    def stop(self) -> None:
-        """End the thread. Safe to call twice."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(JOIN_THREAD_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
 
 
 class Session:
@@ -119,7 +89,7 @@ class Session:
             raise ConfigurationError(f"{algorithm!r} is no algorithm.", "Give DiLoCo(sync_every=..., fragments=...).")
         self._model: Model = resolve(model)
         self._algorithm = algorithm
-        self._meter = MeteredMailbox(_opened(mailbox))
+        self._meter = MeteredMailbox(opened(mailbox))
         self._min_nodes = min_nodes
         self._close_timeout = lease_timeout + 30.0 if close_timeout is None else close_timeout
         self.node = checked_node(node) if node is not None else default_node()
@@ -143,6 +113,9 @@ class Session:
         self._stall_seconds = 0.0
         self._last_aligned: FragmentAligned | None = None
         self._merged_rounds = 0
+        self._saved: Saved | None = None
+        self._pauses = 0
+        self._waiting = False
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -175,15 +148,16 @@ class Session:
             raise
 
     def _enter(self, loop: Loop, engine: Node, layouts: Sequence[FragmentLayout]) -> None:
-        found = loop.run(engine.enter())
+        found = self._awaited(loop, engine.enter())
         theta = []
         if found is None:
             for layout in layouts:
                 theta.append(np.empty(layout.size, np.float32))
                 self._model.read(layout, theta[-1])
         schema, frozen = self._model.schema, self._model.frozen_fingerprint
-        commits = loop.run(engine.join(found, schema, frozen, layouts, theta))
-        loop.run(engine.wait_for_nodes())
+        commits = self._awaited(loop, engine.join(found, schema, frozen, layouts, theta))
+        self._awaited(loop, engine.wait_for_nodes())
+        state, stay = self._continued(engine, commits)
         self._learner = Learner(
             self._model,
             engine.layouts,
@@ -194,8 +168,29 @@ class Session:
             applied=self._applied,
             now=time.monotonic,
             delivered=self._news.set,
+            resumed=state,
+            kept=stay,
         )
         loop.run(_started(engine, self._learner, commits, self._failed))
+
+    def _continued(self, engine: Node, commits: Sequence[Commit]) -> tuple[LearnerState | None, frozenset[int]]:
+        """The loaded checkpoint's counters on top of the run's newest commits, and the fragments that stay."""
+        saved, heads = self._saved, [commit.head for commit in commits]
+        if saved is None:
+            return None, frozenset()
+        if saved.run != engine.run_id or len(saved.state.tracks) != len(heads):
+            self._host.emit(RunWaited("the loaded state is of another run: starting from the run's newest commits"))
+            return None, frozenset()
+        state, stay = resumed(saved.state, heads), kept(saved.state, heads)
+        self._host.emit(RunResumed(engine.run_id, self.node, state.global_step, len(stay), len(heads)))
+        return state, stay
+
+    def _awaited(self, loop: Loop, work: Coroutine[object, None, T]) -> T:
+        self._waiting = True
+        try:
+            return loop.run(work)
+        finally:
+            self._waiting = False
 
     def close(self) -> None:
         """Wait for the rounds in flight, set the model to the newest commit, and leave. Safe to call twice.
@@ -210,7 +205,7 @@ class Session:
             self._learner.finish()
             self._loop.call(self._engine.prepare_to_leave)
             self._wait_until(lambda learner: not learner.outstanding, self._close_timeout)
-            self._loop.run(self._engine.leave(min(self._close_timeout, self._host.timeouts.lease)))
+            self._awaited(self._loop, self._engine.leave(min(self._close_timeout, self._host.timeouts.lease)))
             self._learner.settle()
         except BaseException as error:
             self.abort(f"{type(error).__name__} while closing")
@@ -250,6 +245,8 @@ class Session:
             samples = _whole(samples)
         if learner is None or self._ended:
             raise SessionClosed("step() outside a joined session.", "Use it between join() and close().")
+        if self._pauses:
+            raise SessionClosed("step() while the session is paused.", "Train outside paused() and global_model().")
         changed = learner.step(samples)
         if self._engine is not None and self._engine.failure is not None:
             self._raise_failure()
@@ -260,6 +257,83 @@ class Session:
             self._leave_poisoned()
         return changed
 
+    def run(self, step: Callable[[T], int | None], data: Iterable[T]) -> None:
+        """Train on ``data``: ``step(batch)`` makes one optimizer step, after which the session counts it.
+
+        ``step`` returns how many samples it trained on; for None the batch's length counts, or 1 if it has none.
+        Joins and closes by itself unless the session was joined before.
+        """
+        if self._learner is None:
+            with self:
+                return self.run(step, data)
+        for batch in data:
+            samples = step(batch)
+            self.step(_length(batch) if samples is None else samples)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within this the node does not train: no round waits for it and no time-out counts, its closing goes on."""
+        learner, engine, loop = self._joined()
+        self._pauses += 1
+        if self._pauses == 1:
+            loop.call(engine.pause)
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._pauses == 0 and not self._ended:
+                learner.resume()
+                loop.call(engine.resume)
+
+    @contextmanager
+    def global_model(self) -> Iterator[int | None]:
+        """Within this the model holds the newest committed parameters; the local ones are back, bit for bit, after it.
+
+        Gives the run's step of those parameters; None, with the local ones left in place, while nothing was merged
+        yet. The node is :meth:`paused` meanwhile. After :meth:`close` the model holds the newest commit anyway.
+        """
+        if self._ended and self._learner is not None:
+            yield self.global_step
+            return
+        learner, engine, _ = self._joined()
+        with self.paused():
+            if not any(self.versions) and not learner.committed():
+                logger.warning("Nothing was merged yet: the model keeps this node's own parameters.")
+                yield None
+                return
+            write_back = set_aside(self._model, engine.layouts)
+            try:
+                for layout, values in zip(engine.layouts, learner.anchors(), strict=True):
+                    self._model.write(layout, values)
+                yield self.global_step
+            finally:
+                write_back()
+
+    def _joined(self) -> tuple[Learner, Node, Loop]:
+        if self._learner is None or self._engine is None or self._loop is None or self._ended:
+            raise SessionClosed("The session is not joined.", "Use this between join() and close().")
+        return self._learner, self._engine, self._loop
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, object]:
+        """What a checkpoint of the trainer lacks to go on exactly, as plain JSON; take it between two steps.
+
+        The anchors of the next deltas are not in it: they are fetched again by the digest of their commit.
+        """
+        learner, engine, _ = self._joined()
+        return saved_json(engine.run_id, learner.state)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from ``state`` at the next :meth:`join`, with the model and the optimizer restored beforehand.
+
+        Fragments that were merged since then start from their newest commit. Raises :class:`ConfigurationError` for
+        anything that :meth:`state_dict` did not return.
+        """
+        if self._learner is not None or self._ended:
+            raise SessionClosed("load_state_dict() after join().", "Load the state first, then join.")
+        self._saved = parse_saved(state)
+
     def _wait_until(self, done: Callable[[Learner], bool], timeout: float | None) -> bool:
         """Wait for commits until ``done(learner)``; True if any was written. Gives up after ``timeout`` of silence."""
         learner = self._learner
@@ -268,7 +342,11 @@ class Session:
         report_at = started + WAIT_REPORT_SECONDS
         changed = learner.align()
         while not done(learner):
-            self._news.wait(WAIT_SLICE_SECONDS)
+            self._waiting = True
+            try:
+                self._news.wait(WAIT_SLICE_SECONDS)
+            finally:
+                self._waiting = False
             self._news.clear()
             self._raise_failure()
             now = time.monotonic()
@@ -316,6 +394,19 @@ class Session:
         return self._learner.state.global_step if self._learner is not None else 0
 
     @property
+    def run_tokens(self) -> int:
+        """Tokens (or samples) of all nodes that were merged so far, averaged over the fragments."""
+        return self._engine.merged_tokens if self._engine is not None else 0
+
+    @property
+    def waiting(self) -> bool:
+        """True while join, step or close wait for the store or for other nodes.
+
+        A signal handler may raise then to end the wait: nothing is half written, and leaving by an exception aborts.
+        """
+        return self._waiting
+
+    @property
     def rounds_seen(self) -> int:
         """Commits of the run, all fragments together."""
         return self._engine.rounds_seen if self._engine is not None else 0
@@ -339,7 +430,7 @@ class Session:
         figures = {
             "round": float(self.rounds_seen),
             "live_nodes": float(self._engine.live_learners if self._engine is not None else 0),
-            "merged_tokens": float(self._engine.merged_tokens if self._engine is not None else 0),
+            "merged_tokens": float(self.run_tokens),
             "merged_rounds": float(self._merged_rounds),
             "bytes_up": float(usage.bytes_up),
             "bytes_down": float(usage.bytes_down),
@@ -391,56 +482,6 @@ async def _started(
     engine.start(learner, commits, failed)
 
 
-def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
-    """Write the newest committed parameters into ``model`` without joining; the run's step.
-
-    Raises :class:`RunMismatch` if there is no run, :class:`SchemaMismatch` if it is of another model.
-    """
-    loop = Loop()
-    try:
-        return _aligned(loop, resolve(model), _opened(mailbox, must_exist=True))
-    finally:
-        loop.stop()
-
-
-def _aligned(loop: Loop, model: Model, mailbox: Mailbox) -> int:
-    clock = SystemClock()
-    emit = emitter((log_event,))
-    patient = RetryingMailbox(mailbox, clock, random.Random(0), emit)
-    host = Host("align", "0", patient, clock, random.Random(0), Timeouts(), emit)
-    try:
-        found = loop.run(find_run(host))
-        if found is None:
-            raise RunMismatch(f"There is no run at {mailbox.url}.", "Check the URL, or start a node first.")
-        differences = schema_difference(model.schema, manifest_schema(found.manifest))
-        if differences:
-            raise SchemaMismatch(
-                "The run has other tensors than this model:\n  " + "\n  ".join(differences) + "\n",
-                "Build the run's model.",
-            )
-        settings = DiLoCo(sync_every=_count(found.manifest.algorithm, "sync_every"), fragments=len(found.layouts))
-        commits = loop.run(load_heads(host, Run(found.manifest, found.digest, found.layouts, settings), {}))
-        for commit in commits:
-            model.write(found.layouts[commit.head.fragment], commit.theta)
-        return max(commit.head.step for commit in commits)
-    finally:
-        loop.run(mailbox.close())
-        clock.close()
-
-
-def _count(settings: Mapping[str, object], name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) and value > 0 else 10**6
-
-
-def _opened(mailbox: str | os.PathLike[str] | Mailbox, *, must_exist: bool = False) -> Mailbox:
-    if isinstance(mailbox, str | os.PathLike):
-        return open_mailbox(mailbox, must_exist=must_exist)
-    if not hasattr(mailbox, "create"):
-        raise ConfigurationError(f"{mailbox!r} is no mailbox.", "Give a URL such as file:///shared/run, or a path.")
-    return mailbox
-
-
 def _whole(samples: object) -> int:
     """``samples`` as a plain count, whatever kind of integer it is (numpy's, a tensor of one element)."""
     try:
@@ -450,6 +491,13 @@ def _whole(samples: object) -> int:
     if count < 0:
         raise ConfigurationError(f"step({count}) claims a negative number of samples.", "Count from 0.")
     return count
+
+
+def _length(batch: object) -> int:
+    try:
+        return len(batch)  # type: ignore[arg-type]
+    except TypeError:
+        return 1
 
 
 def default_node() -> str:

@@ -1,0 +1,45 @@
+"""An event loop on a thread of its own: the one place where a thread is started for the engine.
+
+A notebook already runs a loop on the main thread, so the engine never borrows the caller's. Coroutines are handed
+over and waited for; a wait that is broken off (Ctrl-C) cancels what it waited for.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+T = TypeVar("T")
+
+JOIN_THREAD_SECONDS = 5.0
+
+
+class Loop:
+    """An event loop on a thread of its own; coroutines are run from outside and waited for."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gradientmail", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[object, None, T]) -> T:
+        """The coroutine's result; Ctrl-C cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Call a plain function on the loop's thread, without waiting."""
+        self._loop.call_soon_threadsafe(work)
+
+    def stop(self) -> None:
+        """End the thread. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(JOIN_THREAD_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
