@@ -17,7 +17,6 @@ import sys
 from gradientmail_core.errors import MailboxUnavailable
 from gradientmail_core.mailbox import CreateOutcome, open_mailbox
 
-
 LIBRARIES = {
     "obstore": "gradientmail_core.mailbox.objectstore.obstore",
     "s3fs": "gradientmail_core.mailbox.objectstore.s3fs",
