@@ -50,7 +50,7 @@ def zeros(outer: Outer, size: int = SIZE) -> tuple[Flat, ...]:
     return tuple(np.zeros(size, np.float32) for _ in outer.state_names())
 
 
-@pytest.mark.parametrize(("outer", "optimizer"), TWINS, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(("outer", "optimizer"), TWINS, ids=lambda value: getattr(value, "__name__", repr(value)[:30]))
 def test_fifty_steps_equal_torch_to_fp32_rounding(outer: Outer, optimizer: TorchOptimizer) -> None:
     theta, state = flat(0, FEW), zeros(outer, FEW)
     parameter = torch.nn.Parameter(torch.from_numpy(theta.copy()))

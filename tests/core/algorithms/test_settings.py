@@ -21,7 +21,7 @@ EVERY: list[tuple[Any, Callable[[Mapping[str, object]], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "read"), EVERY, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("algorithm", "read"), EVERY, ids=lambda value: getattr(value, "__name__", repr(value)[:40]))
 def test_settings_round_trip_through_json(algorithm: Any, read: Callable[[Mapping[str, object]], Any]) -> None:
     assert read(json.loads(json.dumps(algorithm.settings()))) == algorithm
 
