@@ -9,11 +9,16 @@ same owner.
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 
 def rendezvous(run: str, fragment: int, nodes: Sequence[str]) -> tuple[str, ...]:
     """``nodes`` in their order of claim on a fragment: highest hash first (rendezvous hashing)."""
+    return _rendezvous(run, fragment, tuple(nodes))
 
+
+@lru_cache(maxsize=256)
+def _rendezvous(run: str, fragment: int, nodes: tuple[str, ...]) -> tuple[str, ...]:
     def score(node: str) -> bytes:
         return hashlib.sha256(f"{run}/{fragment}/{node}".encode()).digest()
 

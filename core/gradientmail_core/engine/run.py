@@ -116,6 +116,7 @@ class Board:
     present: set[str] = field(default_factory=set)
     overdue: set[int] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
+    _learners: tuple[Roster | None, float, tuple[str, ...]] = (None, 0.0, ())
 
     def ring_all(self) -> None:
         """Wake every fragment's task."""
@@ -124,7 +125,10 @@ class Board:
 
     def live_learners(self) -> tuple[str, ...]:
         """Learners a quorum waits for."""
-        return live_learners(self.roster, self.host.clock.now(), self.host.timeouts)
+        now = self.host.clock.now()
+        if self._learners[0] is not self.roster or self._learners[1] != now:
+            self._learners = self.roster, now, live_learners(self.roster, now, self.host.timeouts)
+        return self._learners[2]
 
     def live_closers(self) -> tuple[str, ...]:
         """Nodes that may close rounds."""
@@ -153,8 +157,7 @@ class Board:
 
     def evident(self, nodes: Iterable[str]) -> None:
         """Anything these nodes published was seen."""
-        for node in nodes:
-            self.roster = evident(self.roster, node, self.host.clock.now())
+        self.roster = evident(self.roster, nodes, self.host.clock.now())
 
     def listed(self, keys: Iterable[LiveKey]) -> None:
         """Take in one listing of ``live/``."""
@@ -208,7 +211,7 @@ class Board:
 
     def _report(self) -> None:
         now = self.host.clock.now()
-        for node, presence in sorted(self.roster.nodes.items()):
+        for node, presence in self.roster.nodes.items():
             if node == self.host.node:
                 continue
             alive = is_alive(presence, now, self.host.timeouts)

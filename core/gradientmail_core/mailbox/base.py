@@ -22,6 +22,7 @@ import enum
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias
 
 from gradientmail_core.errors import ConfigurationError, MailboxUnavailable
@@ -111,6 +112,7 @@ def checked_prefix(prefix: str) -> str:
     return prefix if not prefix or is_key(prefix + "0") else checked_key(prefix)
 
 
+@lru_cache(maxsize=4096)
 def is_key(key: str) -> bool:
     """Whether a listed name is a key at all, or a stranger's object to pass over."""
     return len(key) <= 512 and all(map(_SEGMENT.match, key.split("/")))

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -123,16 +123,20 @@ def _no_constant(name: str) -> object:
     raise FieldRefused(f"{name} is no JSON number")
 
 
+_STRICT = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+
+
 def parse_object(body: bytes | str, longest: int) -> Fields:
     """The object in ``body``; raises :class:`FieldRefused` for anything else, so call it under :func:`guarded`."""
     if len(body) > longest:
         raise FieldRefused(f"longer than {longest} bytes")
     try:
         text = body if isinstance(body, str) else body.decode("utf-8")
-        raw = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+        raw = _STRICT.decode(text)
     except (ValueError, RecursionError) as error:
         raise FieldRefused(f"no JSON: {type(error).__name__}") from None
-    _check_depth(raw, DEEPEST)
+    if text.count("{") + text.count("[") > DEEPEST:
+        _check_depth(raw, DEEPEST)
     return Fields(raw)
 
 
@@ -152,6 +156,22 @@ def guarded(parse: Callable[[], T]) -> T | Rejected:
         return Rejected(str(refusal))
 
 
+def _fields_of(record: object) -> dict[str, object]:
+    """A frozen record's fields by name; TypeError for what is no record, as the encoder expects."""
+    kind = type(record)
+    if kind not in _FIELD_NAMES:
+        if not is_dataclass(kind):
+            raise TypeError(f"{kind.__name__} has no place in JSON")
+        _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind))
+    return {name: getattr(record, name) for name in _FIELD_NAMES[kind]}
+
+
+_FIELD_NAMES: dict[type, tuple[str, ...]] = {}
+_CANONICAL = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=_fields_of
+)
+
+
 def canonical_json(value: object) -> bytes:
-    """One spelling for each value: sorted names, no spaces, ASCII, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    """One spelling for each value: sorted names, no spaces, ASCII, no NaN. A record is an object of its fields."""
+    return _CANONICAL.encode(value).encode()

@@ -9,7 +9,7 @@ listing keeps its last beat and its age, because absence proves nothing. Leaving
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
@@ -43,13 +43,9 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Every node of which a beat was ever seen."""
+    """Every node of which a beat was ever seen, in name order."""
 
     nodes: Mapping[str, Presence] = field(default_factory=lambda: MappingProxyType({}))
-
-    def with_presence(self, presence: Presence) -> "Roster":
-        """The roster after ``presence`` was learned."""
-        return Roster(MappingProxyType({**self.nodes, presence.lease.node: presence}))
 
 
 def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: Timeouts) -> Roster:
@@ -62,25 +58,37 @@ def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: T
     for lease in leases:
         if lease.node not in newest or lease.beat > newest[lease.node].beat:
             newest[lease.node] = lease
-    for node in sorted(newest):
-        roster = _beaten(roster, newest[node], now, timeouts)
-    return roster
+    changed: dict[str, Presence] = {}
+    for node, lease in newest.items():
+        known = roster.nodes.get(node)
+        presence = _beaten(known, lease, now, timeouts)
+        if presence is not known:
+            changed[node] = presence
+    return _with(roster, changed)
 
 
-def _beaten(roster: Roster, lease: LeaseKey, now: float, timeouts: Timeouts) -> Roster:
-    known = roster.nodes.get(lease.node)
+def _beaten(known: Presence | None, lease: LeaseKey, now: float, timeouts: Timeouts) -> Presence:
     if known is None or (lease.tag != known.lease.tag and not is_alive(known, now, timeouts)):
-        return roster.with_presence(Presence(lease, now, now))
+        return Presence(lease, now, now)
     if lease.beat <= known.lease.beat:
-        return roster
+        return known
     moved = (lease.state, lease.step, lease.tag) != (known.lease.state, known.lease.step, known.lease.tag)
-    return roster.with_presence(Presence(lease, now, now if moved else known.progressed))
+    return Presence(lease, now, now if moved else known.progressed)
 
 
-def evident(roster: Roster, node: str, now: float) -> Roster:
-    """The roster after anything ``node`` published was seen: a sign of life and of progress."""
-    known = roster.nodes.get(node)
-    return roster if known is None else roster.with_presence(replace(known, seen=now, progressed=now))
+def evident(roster: Roster, nodes: Iterable[str], now: float) -> Roster:
+    """The roster after anything that ``nodes`` published was seen: a sign of life and of progress."""
+    known = ((node, roster.nodes.get(node)) for node in nodes)
+    return _with(roster, {node: Presence(found.lease, now, now) for node, found in known if found is not None})
+
+
+def _with(roster: Roster, changed: Mapping[str, Presence]) -> Roster:
+    if not changed:
+        return roster
+    nodes = {**roster.nodes, **changed}
+    if len(nodes) > len(roster.nodes):
+        nodes = dict(sorted(nodes.items()))
+    return Roster(MappingProxyType(nodes))
 
 
 def is_alive(presence: Presence, now: float, timeouts: Timeouts) -> bool:
@@ -92,7 +100,7 @@ def live_learners(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, 
     """Nodes that a quorum waits for, in name order: alive, training or waiting, and getting on."""
     return tuple(
         node
-        for node, presence in sorted(roster.nodes.items())
+        for node, presence in roster.nodes.items()
         if is_alive(presence, now, timeouts) and presence.lease.state in LEARNING and _moves(presence, now, timeouts)
     )
 
@@ -105,7 +113,7 @@ def live_closers(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, .
     """Nodes that may close rounds, in name order; only dedicated syncers while one lives."""
     able = {
         node: presence.lease.state
-        for node, presence in sorted(roster.nodes.items())
+        for node, presence in roster.nodes.items()
         if is_alive(presence, now, timeouts) and presence.lease.state in CLOSING
     }
     syncers = tuple(node for node, state in able.items() if state == "s")

@@ -9,7 +9,7 @@ everyone, from the bytes and the manifest alone.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from gradientmail_core.protocol.fields import (
@@ -109,7 +109,7 @@ class Manifest:
 
     def encoded(self) -> bytes:
         """Canonical bytes."""
-        return canonical_json(asdict(self))
+        return canonical_json(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class RoundRecord:
 
     def encoded(self) -> bytes:
         """Canonical bytes."""
-        return canonical_json(asdict(self))
+        return canonical_json(self)
 
     @property
     def void(self) -> bool:
@@ -174,7 +174,7 @@ class SnapshotRecord:
 
     def encoded(self) -> str:
         """Canonical text; its sha256 is the snapshot's digest in the round record."""
-        return canonical_json(asdict(self)).decode()
+        return canonical_json(self).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Claim:
 
     def encoded(self) -> bytes:
         """Canonical bytes."""
-        return canonical_json(asdict(self))
+        return canonical_json(self)
 
 
 def _same_format(fields: Fields) -> None:

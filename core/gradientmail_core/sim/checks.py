@@ -1,5 +1,7 @@
 """What must hold of a run, read back from its store alone."""
 
+from functools import lru_cache
+
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import MANIFEST, tape_key
@@ -13,9 +15,13 @@ async def manifest_of(mailbox: Mailbox) -> tuple[Manifest, str]:
     """The run's manifest and its digest."""
     body = await mailbox.get(MANIFEST)
     assert body is not None, "the run has no manifest"
-    manifest = parse_manifest(body)
+    manifest = _manifest(body)
     assert isinstance(manifest, Manifest), manifest
     return manifest, digest(body)
+
+
+_manifest = lru_cache(maxsize=16)(parse_manifest)
+_round = lru_cache(maxsize=8192)(parse_round)  # whoever watches a run reads its records again and again
 
 
 async def tape(mailbox: Mailbox) -> list[RoundRecord]:
@@ -25,7 +31,7 @@ async def tape(mailbox: Mailbox) -> list[RoundRecord]:
     async for entry in mailbox.list("tape/"):
         round, slot = (int(part) for part in entry.key.rsplit("/", 1)[1].split("-"))
         body = await mailbox.get(tape_key(round, slot))
-        record = parse_round(body or b"", manifest.run, round)
+        record = _round(body or b"", manifest.run, round)
         if isinstance(record, RoundRecord):
             records.setdefault(round, record)
     return [records[round] for round in sorted(records)]

@@ -28,6 +28,7 @@ from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
 from gradientmail_core.sim.world import SimulatedNode
 
 WATCH_SECONDS = 5.0
+CALM_LOOK_SECONDS = 1.0
 SLACK_SECONDS = 5.0
 
 
@@ -55,16 +56,25 @@ class Judge:
             await asyncio.sleep(WATCH_SECONDS)
             await self._check_complete()
 
-    async def calm(self, living: Sequence[SimulatedNode], seconds: float) -> None:
-        """Let ``seconds`` pass without faults; every fragment must commit in the second half."""
-        await asyncio.sleep(seconds / 2)
-        before = Counter(record.round % self._fragments for record in await self._tape())
-        await asyncio.sleep(seconds / 2)
-        after = Counter(record.round % self._fragments for record in await self._tape())
-        for fragment in range(self._fragments):
-            if after[fragment] <= before[fragment]:
-                self._violated(f"fragment {fragment} did not commit for {seconds / 2:.0f} s of calm")
+    async def calm(self, living: Sequence[SimulatedNode], seconds: float, lingers: bool) -> None:
+        """Without faults every fragment must commit within ``seconds``, and again within as many more.
+
+        Ends once they have, unless it ``lingers`` to see what comes late.
+        """
+        for _ in range(2):
+            ends_at = self._clock.now() + seconds
+            before = await self._versions()
+            waiting = set(range(self._fragments))
+            while self._clock.now() < ends_at and (waiting or lingers):
+                await self._clock.sleep(CALM_LOOK_SECONDS)
+                after = await self._versions()
+                waiting = {fragment for fragment in waiting if after[fragment] <= before[fragment]}
+            for fragment in sorted(waiting):
+                self._violated(f"fragment {fragment} did not commit for {seconds:.0f} s of calm")
         await self._check_live(len(living))
+
+    async def _versions(self) -> Counter[int]:
+        return Counter(record.round % self._fragments for record in await self._tape())
 
     async def conclude(self, nodes: Sequence[SimulatedNode]) -> None:
         """Judge the whole tape and every model."""

@@ -46,6 +46,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._due.append((callback, args))
         return self._nothing
 
+    call_soon_threadsafe = call_soon
+
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:

@@ -22,8 +22,9 @@ from gradientmail_core.sim.store import SimulatedStore, Weather
 from gradientmail_core.sim.world import SimulatedNode, ToyModel
 
 LEASE_SECONDS = 6.0
-FAULT_SECONDS = 40.0
-CALM_SECONDS = 50.0
+FAULT_SECONDS = 24.0
+CALM_SECONDS = 25.0
+LINGERS_ONE_IN = 16
 DEADLINE_SECONDS = 3600.0
 
 
@@ -112,7 +113,7 @@ def scenario(seed: int) -> Scenario:
     nodes = dice.randint(1, 5)
     fragments = dice.choice((1, 2, 3, 4))
     settings = DiLoCo(
-        sync_every=dice.choice((8, 12, 20)),
+        sync_every=dice.choice((4, 6, 10)),
         fragments=fragments,
         in_flight=dice.randint(1, 3),
         overlap_steps=dice.choice((None, None, 0, 3, 10)),
@@ -124,7 +125,7 @@ def scenario(seed: int) -> Scenario:
         seed=seed,
         settings=settings,
         speeds=tuple(dice.choice((0.2, 0.2, 0.3, 0.5)) for _ in range(nodes)),
-        joins=tuple(0.0 if node == 0 else dice.choice((0.0, 0.0, dice.uniform(0, 30))) for node in range(nodes)),
+        joins=tuple(0.0 if node == 0 else dice.choice((0.0, 0.0, dice.uniform(0, 16))) for node in range(nodes)),
         drifts=tuple(dice.uniform(0.97, 1.03) for _ in range(nodes)),
         weather=_weather(dice),
         faults=tuple(sorted((_fault(dice, nodes) for _ in range(dice.randint(0, 14))), key=lambda fault: fault.at)),
@@ -145,7 +146,7 @@ def _weather(dice: random.Random) -> Weather:
 
 def _fault(dice: random.Random, nodes: int) -> Fault:
     at, node = dice.uniform(1, FAULT_SECONDS), dice.randrange(nodes)
-    seconds = dice.choice((1.0, 4.0, 10.0, 20.0))
+    seconds = dice.choice((1.0, 4.0, 8.0, 16.0))
     match dice.randrange(8):
         case 0 | 1:
             return Kill(at, node, dice.choice((None, 0.5, 5.0)))
@@ -197,7 +198,7 @@ class Arena:
         await asyncio.gather(*others)
         await asyncio.sleep(max(FAULT_SECONDS - self._loop.time(), 0.0))
         self._calm()
-        await self._judge.calm(self._living(), CALM_SECONDS)
+        await self._judge.calm(self._living(), CALM_SECONDS, self._script.seed % LINGERS_ONE_IN == 0)
         watching.cancel()
         await self._finish()
         await self._judge.conclude(list(self._nodes.values()))

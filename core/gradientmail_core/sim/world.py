@@ -33,7 +33,9 @@ class ToyModel:
     def __init__(self, tensors: int = 8, elements: int = 16, fill: float = 0.0) -> None:
         self.schema = Schema.of(TensorSpec(f"block.{index}.weight", (elements,), "vector") for index in range(tensors))
         self.frozen_fingerprint: str | None = None
-        self.values = {tensor.name: np.full(tensor.shape, fill, np.float32) for tensor in self.schema.tensors}
+        self._flat = np.full(tensors * elements, fill, np.float32)
+        rows = self._flat.reshape(tensors, elements)
+        self.values = {tensor.name: row for tensor, row in zip(self.schema.tensors, rows, strict=True)}
         self.resets = 0
 
     def read(self, layout: FragmentLayout, out: Flat) -> None:
@@ -54,8 +56,7 @@ class ToyModel:
 
     def train(self, noise: np.random.Generator) -> None:
         """One step: every value drifts by a thousandth, with noise of the same size."""
-        for value in self.values.values():
-            value -= 1e-3 * (1.0 + noise.standard_normal(value.shape, np.float32))
+        self._flat -= 1e-3 + 1e-3 * noise.standard_normal(self._flat.size, np.float32)
 
 
 @dataclass(slots=True)

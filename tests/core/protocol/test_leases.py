@@ -87,16 +87,16 @@ def test_an_old_beat_of_the_same_incarnation_raises_nobody() -> None:
 
 
 def test_evidence_prolongs_life_and_progress() -> None:
-    roster = evident(seen((0.0, beat("a", 0))), "a", 350.0)
+    roster = evident(seen((0.0, beat("a", 0))), ["a"], 350.0)
     assert live_learners(roster, 469.0, TIMEOUTS) == ("a",)
 
 
 def test_evidence_of_a_node_without_a_beat_is_no_member() -> None:
-    assert evident(Roster(), "ghost", 1.0) == Roster()
+    assert evident(Roster(), ["ghost"], 1.0) == Roster()
 
 
 def test_evidence_does_not_raise_who_left() -> None:
-    roster = evident(seen((0.0, beat("a", 0, "x"))), "a", 1.0)
+    roster = evident(seen((0.0, beat("a", 0, "x"))), ["a"], 1.0)
     assert not live_learners(roster, 1.0, TIMEOUTS)
 
 
@@ -166,7 +166,7 @@ def test_names_come_in_order() -> None:
 def test_a_roster_is_a_value() -> None:
     before = seen((0.0, beat("a", 0)))
     observed(before, [beat("b", 0)], 1.0, TIMEOUTS)
-    evident(before, "a", 9.0)
+    evident(before, ["a"], 9.0)
     assert before == seen((0.0, beat("a", 0)))
 
 
