@@ -19,17 +19,18 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradientmail_core.adapters.seeding import node_seed
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
-from gradientmail_core.adapters.torch_loaders import in_own_order, node_seed, samples_in
+from gradientmail_core.adapters.torch_loaders import in_own_order, samples_in
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
 from gradientmail_core.session import Session, default_node
+from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
 from gradientmail_core.tensors.model import Model
 from gradientmail_lightning.hooks import SessionHooks
 from gradientmail_lightning.interrupts import interruptible_waits
-from gradientmail_lightning.settings import PREFIX, algorithm_from, mailbox_from
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

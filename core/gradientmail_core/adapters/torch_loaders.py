@@ -18,7 +18,6 @@ Loaders are copied, never changed: the user's stays as it was.
 
 import base64
 import copy
-import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from gradientmail_core.adapters.seeding import node_seed
 from gradientmail_core.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -69,12 +69,6 @@ def _first_length(batch: object) -> int | None:
 
 
 # -- in which order ----------------------------------------------------------------------------------------
-
-
-def node_seed(node: str, seed: int) -> int:
-    """A seed in 0 … 2³¹−1 that two nodes do not share, the same at each start with the same ``seed``."""
-    digest = hashlib.sha256(f"{node}/{seed}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
 
 
 def in_own_order(loader: object, node: str, seed: int | None = None) -> object:

@@ -389,6 +389,21 @@ class Session:
     # -- what a user reads ---------------------------------------------------------------------------------
 
     @property
+    def model(self) -> Model:
+        """The model as the run sees it: the adapter made for it, or what was given."""
+        return self._model
+
+    @property
+    def joined(self) -> bool:
+        """Whether the session was joined and has not ended."""
+        return self._learner is not None and not self._ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session was left, in order or not."""
+        return self._ended
+
+    @property
     def global_step(self) -> int:
         """The run's clock as this node knows it, in optimizer steps."""
         return self._learner.state.global_step if self._learner is not None else 0

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import gradientmail_core as gm
+from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.events import SessionEnded
 from gradientmail_core.session import default_node
 from gradientmail_core.sim.world import ToyModel
@@ -113,6 +114,16 @@ def test_leaving_by_exception_aborts_and_publishes_nothing_more() -> None:
     assert any(isinstance(event, SessionEnded) and "bad batch" in event.reason for event in ended)
     with pytest.raises(gm.SessionClosed):
         session.step()
+
+
+def test_a_session_says_where_it_is_in_its_life() -> None:
+    session = gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo())
+    assert isinstance(session.model, TorchModel)
+    lives = [(session.joined, session.ended)]
+    with session:
+        lives.append((session.joined, session.ended))
+    lives.append((session.joined, session.ended))
+    assert lives == [(False, False), (True, False), (False, True)]
 
 
 def test_batch_share_divides_the_global_batch() -> None:

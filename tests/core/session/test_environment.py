@@ -4,7 +4,7 @@ import pytest
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_lightning.settings import algorithm_from, mailbox_from
+from gradientmail_core.session.environment import algorithm_from, mailbox_from
 
 
 def test_the_mailbox_is_named_or_asked_for():

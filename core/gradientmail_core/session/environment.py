@@ -1,4 +1,4 @@
-"""Settings from the environment, for strategies that are chosen by name: ``Trainer(strategy="gradientmail")``.
+"""Settings from the environment, for command lines and for ``Trainer(strategy="gradientmail")``.
 
 ``GRADIENTMAIL_MAILBOX`` and ``GRADIENTMAIL_NODE`` say where and who; ``GRADIENTMAIL_SYNC_EVERY`` and the
 like set the plain fields of :class:`DiLoCo`. An argument in the program wins over the environment.
@@ -28,9 +28,7 @@ def mailbox_from(environment: Mapping[str, str]) -> str:
     """The mailbox's URL; :class:`ConfigurationError` if the environment does not say."""
     url = environment.get(PREFIX + "MAILBOX")
     if not url:
-        raise ConfigurationError(
-            "No mailbox was given.", f"Pass mailbox='file:///shared/run' to the strategy, or set {PREFIX}MAILBOX."
-        )
+        raise ConfigurationError("No mailbox was given.", f"Pass mailbox='file:///shared/run', or set {PREFIX}MAILBOX.")
     return url
 
 
