@@ -47,9 +47,21 @@ class Outer(Protocol):
         """
         ...
 
+    def delta_between(self, before: "Reached", after: "Reached", version: int, participants: int = 1) -> Flat:
+        """The delta that led from one commit to the next, ``version``, as far as rounding allows; a new array."""
+        ...
+
     def settings(self) -> Settings:
         """Plain JSON, read back by :func:`outer_from`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a commit left the parameters and the optimizer's state: flat fp32 arrays, not to be written."""
+
+    theta: Flat
+    state: tuple[Flat, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,9 @@ class Nesterov(Named):
 
         _for_spans(theta.size, span)
 
+    def delta_between(self, before: Reached, after: Reached, version: int, participants: int = 1) -> Flat:
+        return _added_to_momentum(before, after, warmed(self.momentum, version, self.warmup))
+
 
 @dataclass(frozen=True, slots=True)
 class HeavyBall(Named):
@@ -122,6 +137,9 @@ class HeavyBall(Named):
 
         _for_spans(theta.size, span)
 
+    def delta_between(self, before: Reached, after: Reached, version: int, participants: int = 1) -> Flat:
+        return _added_to_momentum(before, after, warmed(self.momentum, version, self.warmup))
+
 
 @dataclass(frozen=True, slots=True)
 class SGD(Named):
@@ -145,6 +163,13 @@ class SGD(Named):
             subtract(here, change, here)
 
         _for_spans(theta.size, span)
+
+    def delta_between(self, before: Reached, after: Reached, version: int, participants: int = 1) -> Flat:
+        lr = self.lr * scale(participants, self.scale_with_participants)
+        moved: Flat = before.theta - after.theta
+        if lr > 0:
+            np.divide(moved, np.float32(lr), out=moved)
+        return moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +222,12 @@ class Adam(Named):
 
         _for_spans(theta.size, span)
 
+    def delta_between(self, before: Reached, after: Reached, version: int, participants: int = 1) -> Flat:
+        change: Flat = after.state[0] - before.state[0]
+        np.divide(change, np.float32(1.0 - self.beta1), out=change)
+        np.add(change, before.state[0], out=change)
+        return change
+
 
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 _KNOWN: tuple[type[Outer], ...] = (Nesterov, HeavyBall, SGD, Adam)
@@ -210,6 +241,13 @@ def outer_settings(outer: Outer) -> Settings:
 def outer_from(settings: Mapping[str, object]) -> Outer:
     """The outer optimizer that ``settings`` describes; :class:`ConfigurationError` if there is none such."""
     return named_from(settings, _KNOWN, "outer optimizer")
+
+
+def _added_to_momentum(before: Reached, after: Reached, mu: float) -> Flat:
+    """What was added to a momentum that was first multiplied by ``mu``."""
+    delta: Flat = before.state[0] * np.float32(-mu)
+    np.add(delta, after.state[0], out=delta)
+    return delta
 
 
 def warmed(momentum: float, version: int, warmup: float) -> float:

@@ -246,19 +246,32 @@ class Closer(ChainView):
         """
         if self._outer is not None and self._outer[0] == self.head.digest:
             return self._outer[1]
-        names = self._run.settings.outer.state_names()
-        section = self.head.section("outer")
         give_up_at = self._host.clock.now() + self._host.timeouts.lease
-        while section is not None and self._host.clock.now() < give_up_at:
-            flat = await get_section(self._host.mailbox, self._host.clock, section, self._outer_layout())
-            if not isinstance(flat, Rejected):
-                return tuple(flat[i * self.layout.size : (i + 1) * self.layout.size] for i in range(len(names)))
-            self._board.ignored(section.key, flat.reason)
-            state = await read_round(self._host.mailbox, self._run.id, self.round)
-            if isinstance(state, Decided):
+        while True:
+            state = await self._read_outer()
+            if not isinstance(state, Rejected):
                 return state
+            newer = await read_round(self._host.mailbox, self._run.id, self.round)
+            if isinstance(newer, Decided):
+                return newer
+            if self._host.clock.now() >= give_up_at:
+                return self._no_outer()
             await self._host.clock.sleep(self._host.timeouts.period)
-        return tuple(np.zeros(self.layout.size, np.float32) for _ in names)
+
+    async def _read_outer(self) -> tuple[Flat, ...] | Rejected:
+        """The outer state that the head's record names; zeros if it names none."""
+        section = self.head.section("outer")
+        if section is None:
+            return self._no_outer()
+        flat = await get_section(self._host.mailbox, self._host.clock, section, self._outer_layout())
+        if isinstance(flat, Rejected):
+            self._board.ignored(section.key, flat.reason)
+            return flat
+        names = self._run.settings.outer.state_names()
+        return tuple(flat[i * self.layout.size : (i + 1) * self.layout.size] for i in range(len(names)))
+
+    def _no_outer(self) -> tuple[Flat, ...]:
+        return tuple(np.zeros(self.layout.size, np.float32) for _ in self._run.settings.outer.state_names())
 
 
 def _heard(task: asyncio.Task[None]) -> None:

@@ -7,13 +7,13 @@ commit. Whatever ends the round, the first commit in the tape is what every node
 
 from collections.abc import Mapping
 
+from gradientmail_core.algorithms.outer import Reached
+from gradientmail_core.engine.aligning import Outcome, Policy
 from gradientmail_core.engine.chain import Head, succeeded
 from gradientmail_core.engine.follower import Follower
 from gradientmail_core.engine.gathering import Gathering
-from gradientmail_core.engine.learner import Commit
-from gradientmail_core.events import (
-    SnapshotRefused,
-)
+from gradientmail_core.engine.learner import Commit, is_poison
+from gradientmail_core.events import SnapshotRefused
 from gradientmail_core.protocol.exchange import (
     Decided,
     get_section,
@@ -43,7 +43,7 @@ class Fragment(Follower):
 
     async def _advance(self, decided: Decided) -> None:
         """Make ``decided`` the head, with its parameters, and tell the learner."""
-        previous = self.head
+        previous, held = self.head, self.theta
         seen, self._committed_about = self._committed_about, None
         head = succeeded(previous, decided, self._run.fragments, self._host.clock.now() if seen is None else seen)
         if self._ours is None or self._ours.digest != decided.digest:
@@ -53,8 +53,13 @@ class Fragment(Follower):
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.evident(participant.node for participant in decided.record.participants)
         merged, refusal = self._own_verdict(decided.record)
+        self._settle_feedback(
+            {participant.snapshot for participant in decided.record.participants},
+            kept=head.version == previous.version + 1 and not is_poison(refusal),
+        )
+        self._board.rollbacks += is_poison(refusal)
         self._hurry(head.fragment, False)
-        self._deliver(Commit(head, self.theta, merged, refusal))
+        self._deliver(Commit(head, self.theta, merged, refusal, await self._outcome(previous, held)))
         self._quorum_known_at = None
         self._wanted_told = False
         self._board.overdue.discard(head.fragment)
@@ -73,6 +78,29 @@ class Fragment(Follower):
         reason = reasons.get(own.digest, "the round closed before it arrived")
         self._host.emit(SnapshotRefused(self._host.node, self.head.fragment, own.round, reason))
         return False, reasons.get(own.digest)
+
+    async def _outcome(self, previous: Head, held: Flat) -> Outcome | None:
+        """What an eager node asks of the head that follows ``previous`` with the parameters ``held``."""
+        if not Policy.of(self._run.settings).needs_outer:
+            return None
+        before, state = self._outer, await self._state_there()
+        record = self.head.record
+        own = [one.weight for one in record.participants if one.node == self._host.node] if record is not None else []
+        if state is None or before is None or before[0] != previous.digest or record is None or not own:
+            return None
+        count, outer = len(record.participants), self._run.settings.outer
+        there, here = Reached(held, before[1]), Reached(self.theta, state)
+        delta = await self._host.clock.compute(lambda: outer.delta_between(there, here, self.head.version, count))
+        return Outcome(state, delta, own[0], count)
+
+    async def _state_there(self) -> tuple[Flat, ...] | None:
+        """The outer state at the head, read if need be; None if it was not found this time."""
+        if self._outer is None or self._outer[0] != self.head.digest:
+            state = await self._read_outer()
+            if isinstance(state, Rejected):
+                return None
+            self._outer = (self.head.digest, state)
+        return self._outer[1]
 
     async def _loaded(self, head: Head) -> tuple[Head, Flat]:
         """The parameters of ``head``, or of a newer commit if its payload is already gone."""

@@ -2,8 +2,9 @@
 
 The state is a frozen value moved by pure functions; :class:`Learner` adds the two effects, copying a
 fragment out and writing one in, both on the calling (training) thread. With nothing due a step is a counter
-and two comparisons. Deltas are always against the parameters the fragment was last aligned with, which the
-track itself holds, so no commit that arrives meanwhile can shift a snapshot's base.
+and two comparisons. Deltas are always against the parameters the fragment was last aligned with, which its
+:class:`~gradientmail_core.engine.aligning.Aligner` holds, so no commit that arrives meanwhile can shift a
+snapshot's base. Counters follow the parameters: what an alignment keeps is claimed by the next snapshot.
 """
 
 from collections import deque
@@ -14,15 +15,18 @@ from typing import TypeAlias, assert_never
 
 import numpy as np
 
+from gradientmail_core.algorithms.alignment import Kept
+from gradientmail_core.engine.aligning import Aligner, Outcome, Policy
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.protocol.records import RoundRecord
+from gradientmail_core.tensors.error_feedback import FORGETTING_REASONS
 from gradientmail_core.tensors.model import Flat, Model
 from gradientmail_core.tensors.schema import FragmentLayout
 
 NEVER = 2**62
 STEP_TIMES_KEPT = 32
 WARMUP_STEPS = 5
-POISON = frozenset({"nonfinite", "outlier"})
+POISON = FORGETTING_REASONS
 POISONED_MOST = 3
 
 
@@ -30,7 +34,8 @@ POISONED_MOST = 3
 class Snapshot:
     """A fragment as trained, on its way to the mailbox; ``values`` becomes the delta in place.
 
-    ``record`` is the digest of the record it was trained from and ``base`` the parameters committed there.
+    ``record`` is the digest of the record it was trained from and ``base`` what the model held of the parameters
+    committed there.
     """
 
     fragment: int
@@ -50,12 +55,14 @@ class Commit:
     """A committed version on its way into the model.
 
     ``merged`` says whether this node's snapshot is in it, and ``refusal`` why the record refused it, if it did.
+    ``outcome`` is there for a node that guesses its next commit (``Eager``).
     """
 
     head: Head
     theta: Flat
     merged: bool
     refusal: str | None = None
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +84,10 @@ Message: TypeAlias = Commit | Overdue | Wanted
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A snapshot whose round is open; an overdue one no longer counts against ``in_flight``."""
+    """A snapshot whose round is open, with the node's counters then; an overdue one is left out of ``in_flight``."""
 
     local_step: int
+    tokens: int = 0
     overdue: bool = False
 
 
@@ -159,7 +167,8 @@ def with_track(state: LearnerState, fragment: int, track: Track) -> LearnerState
 
 def published(state: LearnerState, fragment: int) -> LearnerState:
     """The state after a snapshot of ``fragment`` was taken."""
-    return with_track(state, fragment, replace(state.tracks[fragment], outstanding=Outstanding(state.local_step)))
+    outstanding = Outstanding(state.local_step, state.tokens)
+    return with_track(state, fragment, replace(state.tracks[fragment], outstanding=outstanding))
 
 
 def overdue(state: LearnerState, fragment: int) -> LearnerState:
@@ -182,11 +191,24 @@ def judged(state: LearnerState, merged: bool, refusal: str | None) -> LearnerSta
     return replace(state, poisoned=0) if merged else state
 
 
-def aligned(state: LearnerState, head: Head) -> LearnerState:
-    """The state after ``head`` overwrote its fragment: counters start anew, the clock jumps forward."""
-    track = Track(head.version, head.digest, head.due, state.local_step, state.tokens)
+def aligned(state: LearnerState, head: Head, kept: Kept = Kept.NOTHING) -> LearnerState:
+    """The state after a fragment was aligned with ``head``: counters start anew but for what was ``kept``.
+
+    The clock jumps forward.
+    """
+    before = state.tracks[head.fragment]
+    since = before.outstanding or Outstanding(state.local_step, state.tokens)
+    steps = kept.of(state.local_step - before.step_then, state.local_step - since.local_step)
+    tokens = kept.of(state.tokens - before.tokens_then, state.tokens - since.tokens)
+    track = Track(head.version, head.digest, head.due, state.local_step - steps, state.tokens - tokens)
     lead = max(state.lead, head.newest_step - state.local_step)
     return replace(with_track(state, head.fragment, track), lead=lead)
+
+
+def rolled_back(state: LearnerState) -> LearnerState:
+    """The state after the whole model was set back to its commits: nothing trained before is claimed any more."""
+    tracks = (replace(track, step_then=state.local_step, tokens_then=state.tokens) for track in state.tracks)
+    return replace(state, tracks=tuple(tracks))
 
 
 class Learner:
@@ -200,6 +222,7 @@ class Learner:
         *,
         in_flight: int,
         overlap_steps: int | None,
+        policy: Policy | None = None,
         publish: Callable[[Snapshot], None],
         applied: Callable[[Commit], None],
         now: Callable[[], float],
@@ -221,10 +244,11 @@ class Learner:
         self._spare: dict[int, deque[Flat]] = {layout.fragment: deque() for layout in layouts}
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._last_step_at: float | None = None
-        self._bases = [commit.theta for commit in commits]
-        for commit in commits:
-            if commit.head.fragment not in kept:
-                model.write(layouts[commit.head.fragment], commit.theta)
+        policy = policy or Policy()
+        self._aligners = [
+            Aligner(model, layout, commit.theta, policy, keep=commit.head.fragment in kept)
+            for layout, commit in zip(layouts, commits, strict=True)
+        ]
         self.state = resumed or started([commit.head for commit in commits])
         self._next_due = next_due(self.state)
 
@@ -278,8 +302,8 @@ class Learner:
     def settle(self) -> None:
         """Write every delivered commit, then set the whole model to the newest commits it was aligned with."""
         self.align()
-        for layout, base in zip(self._layouts, self._bases, strict=True):
-            self._model.write(layout, base)
+        for aligner in self._aligners:
+            aligner.settle()
 
     def committed(self) -> list[Commit]:
         """The newest commits that are here and not written into the model yet, in order of arrival."""
@@ -287,7 +311,7 @@ class Learner:
 
     def anchors(self) -> list[Flat]:
         """For each fragment, the newest committed parameters that are here; do not change them."""
-        newest = list(self._bases)
+        newest = [aligner.base for aligner in self._aligners]
         for commit in self.committed():
             newest[commit.head.fragment] = commit.theta
         return newest
@@ -318,19 +342,25 @@ class Learner:
         self._last_step_at = now
 
     def _write(self, commit: Commit) -> None:
-        fragment = commit.head.fragment
-        self._model.write(self._layouts[fragment], commit.theta)
-        self._bases[fragment] = commit.theta
-        self.state = judged(aligned(self.state, commit.head), commit.merged, commit.refusal)
-        if is_poison(commit.refusal):
+        spoilt, record = is_poison(commit.refusal), commit.head.record
+        kept = self._aligners[commit.head.fragment].arrived(
+            commit.theta,
+            merged=commit.merged,
+            cosine=record.cosine if record is not None else None,
+            outcome=commit.outcome,
+            spoilt=spoilt,
+        )
+        self.state = judged(aligned(self.state, commit.head, kept), commit.merged, commit.refusal)
+        if spoilt:
             self._roll_back()
         self._applied(commit)
 
     def _roll_back(self) -> None:
         """Set the whole model to the commits and forget the optimizer's state, which the bad values are in."""
-        for layout, base in zip(self._layouts, self._bases, strict=True):
-            self._model.write(layout, base)
+        for aligner in self._aligners:
+            aligner.forget()
         self._model.reset_optimizer()
+        self.state = rolled_back(self.state)
 
     def _publish_due(self) -> None:
         for fragment in due(self.state, self._in_flight, self._early):
@@ -340,7 +370,9 @@ class Learner:
             self._next_due = self.state.local_step + 1
 
     def _publish_one(self, fragment: int) -> None:
-        self._publish(self._snapshot(fragment))
+        snapshot = self._snapshot(fragment)
+        self._aligners[fragment].taken(snapshot.values, snapshot.version)
+        self._publish(snapshot)
         self.state = published(self.state, fragment)
 
     def _snapshot(self, fragment: int) -> Snapshot:
@@ -353,7 +385,7 @@ class Learner:
             fragment=fragment,
             version=track.version,
             record=track.record,
-            base=self._bases[fragment],
+            base=self._aligners[fragment].held,
             values=values,
             steps=self.state.local_step - track.step_then,
             tokens=self.state.tokens - track.tokens_then,

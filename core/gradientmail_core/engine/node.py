@@ -169,15 +169,15 @@ class Node:
             self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
             self._learner.returned(snapshot.fragment, snapshot.values)
             return
+        feedback = fragment.feedback
         published = await self._host.clock.compute(
-            lambda: encoded_snapshot(self._host, run, snapshot, round, fragment.layout)
+            lambda: encoded_snapshot(self._host, run, snapshot, round, fragment.layout, feedback)
         )
         self._learner.returned(snapshot.fragment, snapshot.values)
         if fragment.round != round:
             self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
             return
-        fragment.published = published
-        fragment.bell.ring()
+        fragment.publishing(published)
         await self._host.mailbox.put(DeltaKey(round, self._host.node).path, published.body)
         self._published_at = self._host.clock.now()
         self.board.evident([self._host.node])

@@ -97,7 +97,8 @@ class Board:
     """What this node has seen of the run.
 
     ``closers`` and ``open_rounds`` give, for each fragment, the closer its newest record names and the round after
-    it; ``overdue`` are the fragments on which this node's own snapshot has waited too long.
+    it; ``overdue`` are the fragments on which this node's own snapshot has waited too long; ``rollbacks`` counts the
+    times this node's model was set back because of its values.
     """
 
     host: Host
@@ -115,6 +116,7 @@ class Board:
     bells: dict[int, Bell] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
     overdue: set[int] = field(default_factory=set)
+    rollbacks: int = 0
     strays: set[str] = field(default_factory=set)
     _learners: tuple[Roster | None, float, tuple[str, ...]] = (None, 0.0, ())
 

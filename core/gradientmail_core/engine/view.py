@@ -4,7 +4,7 @@ The state that following and closing share. Everything here is this node's alone
 store, so a crash loses nothing that others need.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.gathering import (
@@ -20,6 +20,8 @@ from gradientmail_core.engine.sweeping import Sweeper
 from gradientmail_core.protocol.exchange import (
     Decided,
 )
+from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.error_feedback import Feedback, forgotten, published, resolved
 from gradientmail_core.tensors.model import Flat
 
 UPLOAD_SMOOTHING = 0.3
@@ -56,6 +58,8 @@ class ChainView:
         self._upload_seconds = 0.0
         self._committed_about: float | None = None
         self._ours: Decided | None = None
+        self._feedback = Feedback(codec_named(run.settings.delta_codec).name)
+        self._rollbacks = 0
         self._announce()
 
     @property
@@ -72,6 +76,26 @@ class ChainView:
     def settling(self) -> bool:
         """True while this node closes a round that others already contributed to."""
         return self.closing and bool(self.gathering.accepted)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """The fragment's error feedback, if that is on; from zero if the model was rolled back meanwhile."""
+        if self._run.settings.feedback_decay is None:
+            return None
+        if self._rollbacks != self._board.rollbacks:
+            self._rollbacks, self._feedback = self._board.rollbacks, forgotten(self._feedback)
+        return self._feedback
+
+    def publishing(self, own: Published) -> None:
+        """This node's snapshot of the open round is encoded and about to go out."""
+        self.published = own
+        if own.residual is not None:
+            self._feedback = published(self._feedback, own.digest, own.residual)
+        self.bell.ring()
+
+    def _settle_feedback(self, merged: Collection[str], *, kept: bool) -> None:
+        """After a round's record: what it merged, and whether the residual still belongs to this model's base."""
+        self._feedback = resolved(self._feedback, merged) if kept else forgotten(self._feedback)
 
     def uploaded(self, seconds: float) -> None:
         """Learn how long an upload of this fragment takes."""

@@ -34,6 +34,7 @@ import numpy as np
 from gradientmail_core.adapters import resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import SystemClock
+from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot, merged_tokens
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.resuming import Saved, kept, parse_saved, resumed, saved_json
@@ -164,6 +165,7 @@ class Session:
             commits,
             in_flight=self._algorithm.in_flight,
             overlap_steps=self._algorithm.overlap_steps,
+            policy=Policy.of(self._algorithm),
             publish=self._publish,
             applied=self._applied,
             now=time.monotonic,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.learner import Commit, Learner
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.run import Host
@@ -125,6 +126,7 @@ class SimulatedNode:
             commits,
             in_flight=self.settings.in_flight,
             overlap_steps=self.settings.overlap_steps,
+            policy=Policy.of(self.settings),
             publish=engine.publish,
             applied=self._applied,
             now=self.clock.now,

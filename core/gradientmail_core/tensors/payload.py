@@ -133,6 +133,12 @@ def parse_payload(body: Body, layout: FragmentLayout, codec: Codec) -> Payload |
     return Payload(metadata, tuple(_part_views(data, codec, layout.size)), hashlib.sha256(data).hexdigest())
 
 
+def data_parts(body: Body, layout: FragmentLayout, codec: Codec) -> list[Bytes]:
+    """The raw bytes of each part of ``codec`` in a payload that :func:`encode_payload` made, as views."""
+    view = memoryview(body)
+    return _part_views(view[view.nbytes - _data_bytes(entries(layout, codec)) :], codec, layout.size)
+
+
 def read_metadata(body: Body) -> Mapping[str, str] | Malformed:
     """The ``__metadata__`` strings of a safetensors file, without a look at its tensors."""
     header = _read_header(body, HEADER_BYTES_MAX)
