@@ -102,7 +102,7 @@ class Aligner:
             self._step_ahead(self._delta, version)
 
     def arrived(
-        self, theta: Flat, *, merged: bool, cosine: float | None, outcome: Outcome | None, spoilt: bool
+        self, theta: Flat, *, merged: bool, cosine: float | None, outcome: Outcome | None = None, spoilt: bool = False
     ) -> Kept:
         """Write a commit into the model; which of the fragment's counters stay.
 

@@ -111,9 +111,10 @@ class Bench:
     def publish(self, delta: Any = 0.5, **changes: Any) -> str:
         """Let this node publish; the snapshot's digest."""
         snapshot = taken(self.run, self.chain.head, delta, **changes)
-        self.chain.published = encoded_snapshot(self.host, self.run, snapshot, self.chain.round, self.chain.layout)
-        self.chain.bell.ring()
-        return self.chain.published.digest
+        chain = self.chain
+        own = encoded_snapshot(self.host, self.run, snapshot, chain.round, chain.layout, chain.feedback)
+        chain.publishing(own)
+        return own.digest
 
     async def commit(self, **changes: Any) -> Head:
         """Commit the open round in another node's name; the head it makes."""

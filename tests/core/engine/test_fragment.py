@@ -11,7 +11,7 @@ from gradientmail_core.engine.learner import Commit
 from gradientmail_core.events import ObjectIgnored, SnapshotRefused
 from gradientmail_core.mailbox import MeteredMailbox
 from gradientmail_core.protocol.records import Participant, Refusal
-from tests.core.engine.parts import INCARNATION, SETTINGS, Bench, Place, virtually
+from tests.core.engine.parts import INCARNATION, SETTINGS, Bench, Place, committed, virtually
 
 
 def bench(main: Any, node: str = "b", settings: Any = SETTINGS) -> None:
@@ -173,3 +173,63 @@ def test_closing_passes_from_node_to_node_as_records_say() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     virtually(placed)
+
+
+# -- error feedback ----------------------------------------------------------------------------------------
+
+FEEDBACK = replace(SETTINGS, delta_codec="INT2", error_feedback=True)
+UNEVEN = np.linspace(-1.0, 1.0, 64, dtype=np.float32)
+
+
+def residual(found: Bench) -> Any:
+    assert found.chain.feedback is not None and found.chain.feedback.pending is None
+    return found.chain.feedback.settled.values
+
+
+@pytest.mark.parametrize(
+    ("ending", "left"),
+    [("merged", True), ("missed", False), ("stale", False), ("nonfinite", None), ("outlier", None), ("skipped", None)],
+)
+def test_the_residual_follows_what_became_of_the_snapshot(ending: str, left: bool | None) -> None:
+    async def main(found: Bench) -> None:
+        first = found.publish(UNEVEN)
+        participant = Participant("b", INCARNATION, first, 20, 160, 1.0)
+        await found.commit(participants=(participant,))
+        await found.chain.caught_up()
+        before = residual(found)
+        assert before is not None and np.abs(before).max() > 0.05
+        second = found.publish(UNEVEN * 2.0)
+        pending = found.chain.feedback.pending.residual.values  # type: ignore[union-attr]
+        refusals = (Refusal("b", INCARNATION, second, ending),) if ending in ("stale", "nonfinite", "outlier") else ()  # type: ignore[arg-type]
+        merged = (replace(participant, snapshot=second),) if ending in ("merged", "skipped") else ()
+        head = await found.commit(participants=merged, refusals=refusals)
+        if ending == "skipped":
+            await found.place.mailbox.delete(head.sections[0].key)
+            await committed(found.others["b"], found.run, head, 9.0)
+        assert await found.chain.caught_up()
+        expected = {True: pending, False: before, None: None}[left]
+        assert residual(found) is expected
+
+    bench(main, settings=FEEDBACK)
+
+
+def test_a_rollback_forgets_the_residuals_of_every_fragment() -> None:
+    async def main(found: Bench) -> None:
+        mine = found.publish(UNEVEN)
+        await found.commit(participants=(Participant("b", INCARNATION, mine, 20, 160, 1.0),))
+        await found.chain.caught_up()
+        assert residual(found) is not None
+        found.board.rollbacks += 1
+        assert residual(found) is None
+
+    bench(main, settings=FEEDBACK)
+
+
+def test_a_refusal_for_its_values_is_a_rollback() -> None:
+    async def main(found: Bench) -> None:
+        mine = found.publish(UNEVEN)
+        await found.commit(participants=(), refusals=(Refusal("b", INCARNATION, mine, "nonfinite"),))
+        await found.chain.caught_up()
+        assert found.board.rollbacks == 1
+
+    bench(main)

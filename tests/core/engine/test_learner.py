@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.algorithms.schedule import is_due
+from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.learner import (
     NEVER,
@@ -224,7 +225,9 @@ def test_tokens_of_a_round_add_up() -> None:
 class Bench:
     """A learner on a toy model, whose snapshots are collected and whose time is set by hand."""
 
-    def __init__(self, *, run: Any = RUN, in_flight: int = 2, overlap_steps: int | None = None) -> None:
+    def __init__(
+        self, *, run: Any = RUN, in_flight: int = 2, overlap_steps: int | None = None, policy: Policy | None = None
+    ) -> None:
         self.model = ToyModel()
         self.run = run
         self.snapshots: list[Snapshot] = []
@@ -238,6 +241,7 @@ class Bench:
             commits,
             in_flight=in_flight,
             overlap_steps=overlap_steps,
+            policy=policy,
             publish=self.snapshots.append,
             applied=self.applied.append,
             now=lambda: self.now,

@@ -12,6 +12,7 @@ from gradientmail_core.engine.learner import Snapshot
 from gradientmail_core.engine.publishing import Published, encoded_snapshot
 from gradientmail_core.protocol.records import SnapshotRecord, digest, parse_snapshot
 from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.error_feedback import Feedback, Residual
 from gradientmail_core.tensors.payload import Malformed, parse_payload, read_metadata
 from tests.core.engine.parts import SETTINGS, Place, first_head, run_of, virtually
 
@@ -29,9 +30,9 @@ def taken(**changes: Any) -> Snapshot:
     return replace(snapshot, **changes)
 
 
-def published(snapshot: Snapshot, run: Any = RUN) -> Published:
+def published(snapshot: Snapshot, run: Any = RUN, feedback: Feedback | None = None) -> Published:
     async def main(place: Place) -> Published:
-        return encoded_snapshot(place.host("n1"), run, snapshot, 2, run.layouts[0])
+        return encoded_snapshot(place.host("n1"), run, snapshot, 2, run.layouts[0], feedback)
 
     return virtually(main)
 
@@ -86,3 +87,27 @@ def test_two_snapshots_of_equal_values_differ_by_their_counters_only() -> None:
     one, other = published(taken()), published(taken(tokens=81))
     assert one.digest != other.digest
     assert record_in(one.body).data == record_in(other.body).data
+
+
+def test_what_the_codec_left_out_is_added_to_the_next_delta_with_its_decay() -> None:
+    run = run_of(replace(SETTINGS, delta_codec="INT2", error_feedback=0.5))
+    codec, delta = codec_named("INT2"), np.linspace(-1.0, 1.0, LAYOUT.size, dtype=np.float32)
+    sent, feedback = [], Feedback("INT2")
+    for _ in range(2):
+        found = published(taken(record=run.digest, values=2.0 - delta), run, feedback)
+        payload = parse_payload(found.body, LAYOUT, codec)
+        assert not isinstance(payload, Malformed) and found.residual is not None
+        sent.append(np.empty(LAYOUT.size, np.float32))
+        codec.decode(payload.parts, 0, LAYOUT.size, sent[-1])
+        feedback = Feedback("INT2", found.residual)
+    left_out = delta - sent[0]
+    assert np.abs(left_out).max() > 0.05
+    assert found.residual is not None and found.residual.values is not None
+    np.testing.assert_allclose(found.residual.values, delta + 0.5 * left_out - sent[1], atol=1e-6)
+    other = published(taken(record=run.digest, values=2.0 - delta), run, Feedback("INT4", feedback.settled))
+    assert other.residual is not None and np.allclose(other.residual.values, left_out), "another codec's is not used"  # type: ignore[arg-type]
+
+
+def test_without_error_feedback_nothing_is_kept() -> None:
+    assert published(taken()).residual is None
+    assert Residual().values is None
