@@ -16,7 +16,7 @@ overridden: ``DiLoCo.streaming(sync_every=50)``.
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
 from gradientmail_core.algorithms.alignment import Alignment, Blend, Eager, Overwrite
 from gradientmail_core.algorithms.merge import Merge, Rda, WeightedMean, merge_from, merge_settings
@@ -227,7 +227,7 @@ class DiLoCo:
     # -- presets -------------------------------------------------------------------------------------------
 
     @classmethod
-    def standard(cls, **settings: Any) -> Self:
+    def standard(cls, **settings: object) -> Self:
         """DiLoCo (Douillard et al., arXiv 2311.08105): the whole model, all nodes, a barrier every 500 steps.
 
         Plain mean of bf16 deltas, Nesterov 0.7 with momentum 0.9. The paper's H of 500 suits 150M parameters and
@@ -239,7 +239,7 @@ class DiLoCo:
         )  # fmt: skip
 
     @classmethod
-    def streaming(cls, **settings: Any) -> Self:
+    def streaming(cls, **settings: object) -> Self:
         """Streaming DiLoCo (arXiv 2501.18512): strided fragments, up to five steps of overlap, a blend of half.
 
         H 100 (section 4), fragments of three layers (eight of them at 24 layers), an overlap that costs nothing up to
@@ -252,7 +252,7 @@ class DiLoCo:
         )  # fmt: skip
 
     @classmethod
-    def decoupled(cls, **settings: Any) -> Self:
+    def decoupled(cls, **settings: object) -> Self:
         """Decoupled DiLoCo (arXiv 2604.21428), which is also what ``DiLoCo()`` is.
 
         Two snapshots in flight, a quorum of one with adaptive grace, radial-directional averaging with the plain
@@ -262,7 +262,7 @@ class DiLoCo:
         return cls._preset(settings)
 
     @classmethod
-    def eager(cls, **settings: Any) -> Self:
+    def eager(cls, **settings: object) -> Self:
         """Eager updates (arXiv 2502.12996): one whole round of overlap, bridged by each node's own guess of the commit.
 
         H 30, the whole model (better there than fragments), four-bit deltas, outer rate 0.4 as in Streaming DiLoCo.
@@ -275,7 +275,7 @@ class DiLoCo:
         )  # fmt: skip
 
     @classmethod
-    def sparse(cls, **settings: Any) -> Self:
+    def sparse(cls, **settings: object) -> Self:
         """SparseLoCo (arXiv 2508.15706): 64 of 4096 values with two bits each, error feedback of 0.95, no momentum.
 
         H 30, a barrier, norms clipped to the round's median, outer SGD with rate 1. Uploads are 146 times smaller
@@ -288,7 +288,7 @@ class DiLoCo:
         )  # fmt: skip
 
     @classmethod
-    def local_sgd(cls, **settings: Any) -> Self:
+    def local_sgd(cls, **settings: object) -> Self:
         """Local SGD (Stich, arXiv 1805.09767), or FedAvg with all clients: average the models every 100 steps."""
         return cls._preset(
             settings, sync_every=100, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=EVERYONE,
@@ -296,7 +296,7 @@ class DiLoCo:
         )  # fmt: skip
 
     @classmethod
-    def solo(cls, **settings: Any) -> Self:
+    def solo(cls, **settings: object) -> Self:
         """One node: Nesterov on its own displacement every 32 steps (SNOO, arXiv 2510.15830; Lookahead's relative).
 
         The paper uses K of 16 to 64 with 0.7 and 0.9. Nothing is lost when others join.
@@ -307,10 +307,11 @@ class DiLoCo:
         )  # fmt: skip
 
     @classmethod
-    def _preset(cls, given: Mapping[str, Any], **values: Any) -> Self:
+    def _preset(cls, given: Mapping[str, object], **values: object) -> Self:
         """The preset's ``values``, replaced by what was ``given`` under any of its names."""
         replaced = {_ALIASED.get(name, name) for name in given}
-        return cls(**{name: value for name, value in values.items() if name not in replaced}, **given)
+        made = {name: value for name, value in values.items() if name not in replaced} | dict(given)
+        return cls(**made)  # type: ignore[arg-type]
 
     # -- the manifest --------------------------------------------------------------------------------------
 
