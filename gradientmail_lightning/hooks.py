@@ -6,11 +6,13 @@ because those run after all callbacks, and because Lightning's tuners put the ca
 for a learning rate then runs without joining, stepping or leaving the run.
 """
 
+import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     from gradientmail_lightning.strategy import GradientMailMixin
 
@@ -22,6 +24,7 @@ class SessionHooks:
 
     def __init__(self, strategy: "GradientMailMixin") -> None:
         self._strategy = strategy
+        self._unnamed: list[ModelCheckpoint] = []
 
     @property
     def state_key(self) -> str:
@@ -57,6 +60,36 @@ class SessionHooks:
             exception.code = 128 + signal.SIGTERM
         self._strategy.abort_run(f"{type(exception).__name__}: {exception}".removesuffix(": "))
 
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        """Note which checkpoint directories are left to Lightning, which chooses them after this."""
+        callbacks = cast("list[ModelCheckpoint]", trainer.checkpoint_callbacks)
+        self._unnamed = [callback for callback in callbacks if getattr(callback, "dirpath", "") is None]
+
+    def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Let nodes that share a disk write their checkpoints side by side, not over each other's."""
+        for callback in self._unnamed if self._strategy.own_directories else ():
+            callback.dirpath = os.path.join(callback.dirpath or "", self._strategy.node)
+
+    def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Evaluate what the strategy was asked to; the sanity check comes before there is a run."""
+        self._strategy.begin_evaluation(trainer)
+
+    def on_validation_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Before anything saves or compares the model."""
+        self._strategy.end_evaluation()
+
+    def on_test_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """As for validation."""
+        self._strategy.begin_evaluation(trainer)
+
+    def on_test_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """As for validation."""
+        self._strategy.end_evaluation()
+
     def state_dict(self) -> dict[str, object]:
-        """Which node wrote the checkpoint, and how far the run was: plain types only."""
-        return self._strategy.progress()
+        """What this node needs to go on, how far the run was, and which node wrote it: plain types only."""
+        return self._strategy.state()
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Training goes on from ``state`` once the run is joined."""
+        self._strategy.restore(state)

@@ -11,7 +11,8 @@ samples do, with the next step. A GAN's two optimizers in one batch are one step
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import torch
@@ -25,12 +26,15 @@ from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
 from gradientmail_core.adapters.torch_loaders import in_own_order, samples_in
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.events import Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
+from gradientmail_core.events import Event, RunCreated, RunJoined, RunResumed, RunWaited, SessionEnded, log_event
 from gradientmail_core.session import Session, default_node
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
 from gradientmail_core.tensors.model import Model
+from gradientmail_lightning.evaluating import checked_choice, committed, evaluation
+from gradientmail_lightning.following import follow
 from gradientmail_lightning.hooks import SessionHooks
 from gradientmail_lightning.interrupts import interruptible_waits
+from gradientmail_lightning.shares import BatchShares
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -56,6 +60,11 @@ class GradientMailMixin(_Stock):
       silent, or alive without taking steps.
     * ``tokens``: samples or tokens in a batch (default: ``input_ids``, else the batch's length).
     * ``own_order``: shuffle differently from every other node.
+    * ``max_batch_size``: with ``global_batch_size``, the most samples that one process takes in one batch.
+    * ``evaluate``: ``"global"`` validates and tests on the committed parameters; ``"local"`` on this node's own.
+    * ``follow_run``: start where the run is: ``global_step``, epoch, learning rate schedules (see
+      :mod:`gradientmail_lightning.following`). So ``max_steps`` and ``max_epochs`` are the run's, not each node's.
+    * ``own_directories``: keep checkpoints whose directory Lightning chooses in a folder named after the node.
     """
 
     _hooks_class: ClassVar[type[SessionHooks]]
@@ -72,6 +81,10 @@ class GradientMailMixin(_Stock):
         progress_timeout: float = 300.0,
         tokens: Tokens | None = None,
         own_order: bool = True,
+        max_batch_size: int | None = None,
+        evaluate: str = "local",
+        follow_run: bool = True,
+        own_directories: bool = True,
         **stock: object,
     ) -> None:
         super().__init__(**stock)  # type: ignore[arg-type]  # each stock strategy has its own
@@ -83,6 +96,15 @@ class GradientMailMixin(_Stock):
         self.progress_timeout = progress_timeout
         self._tokens = tokens or samples_in
         self._own_order = own_order
+        self._max_batch_size = max_batch_size
+        self._evaluate = checked_choice(evaluate)
+        self._follow_run = follow_run
+        self.own_directories = own_directories
+        self._shares = BatchShares(self._batch_size, self._warn_of_rigid)
+        self._share = 0
+        self._saved: Mapping[str, object] = {}
+        self._lent = ExitStack()
+        self._visiting: Processes | None = None
         self._session: Session | None = None
         self._processes: Processes | None = None
         self._trainer: Trainer | None = None
@@ -130,11 +152,20 @@ class GradientMailMixin(_Stock):
         return result
 
     def process_dataloader(self, dataloader: object) -> object:
-        """The stock loader, shuffled by this node's own generator while training."""
+        """The stock loader; while training in this node's own order, and in batches that follow its share."""
         loader = super().process_dataloader(dataloader)
-        if self._own_order and self.lightning_module is not None and self.lightning_module.trainer.training:
-            return in_own_order(loader, self.node)
-        return loader
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        if trainer is None or not trainer.training:
+            return loader
+        if self._own_order:
+            loader = in_own_order(loader, self.node, torch.initial_seed() + trainer.current_epoch)
+        return self._shares.taken(loader) if self._shares_batches(trainer) else loader
+
+    def _shares_batches(self, trainer: "Trainer") -> bool:
+        """Not for a tuner, which has put the hooks aside; not where the same few batches are wanted again."""
+        joins = any(isinstance(callback, SessionHooks) for callback in trainer.callbacks)  # type: ignore[attr-defined]  # set later
+        fixed = trainer.fast_dev_run or trainer.overfit_batches  # type: ignore[attr-defined]  # set later
+        return joins and not fixed and self.algorithm.global_batch_size is not None
 
     def teardown(self) -> None:
         """Let the session go whatever happened before; then the stock teardown."""
@@ -169,7 +200,9 @@ class GradientMailMixin(_Stock):
         if self._processes.leads:
             self._session = self._open_session(self._processes.model)
         self._trainer = trainer
-        self._processes.run(self._join)
+        self._share = self._processes.run(self._join)
+        if self._follow_run:
+            self._follow(trainer, self._processes)
 
     def see_batch(self, batch: object, *, first: bool) -> None:
         """Count a batch that is about to be trained on; ``first`` of its epoch, the parameters are checked."""
@@ -184,6 +217,7 @@ class GradientMailMixin(_Stock):
 
     def finish_batch(self, trainer: "Trainer", module: "LightningModule", batch: object) -> None:
         """One step of the session if an optimizer stepped, with the samples since the last one."""
+        self._shares.confirm()
         if self._processes is None:
             return
         if not self._seen and batch is not None:
@@ -192,7 +226,7 @@ class GradientMailMixin(_Stock):
             return
         self._stepped = False
         samples, self._pending = self._processes.total(self._pending), 0
-        changed = bool(self._processes.run(lambda: self._step(samples)))
+        self._share, changed = divmod(self._processes.run(lambda: self._step(samples)), 2)
         self._steps += 1
         if changed:
             self._check_trainable()
@@ -207,15 +241,49 @@ class GradientMailMixin(_Stock):
             self._processes.close()
         self._forget()
 
+    def begin_evaluation(self, trainer: "Trainer") -> None:
+        """Let the model hold what is to be evaluated; all processes call it.
+
+        Outside of a fit, ``evaluate="global"`` looks the committed parameters up, and raises what
+        :func:`gradientmail_core.session.align` raises.
+        """
+        visits = self._evaluate == "global" and trainer.state.fn in ("validate", "test")
+        if self._processes is None and visits:
+            assert self.lightning_module is not None
+            self._visiting = self._make_processes(TorchModel(self.lightning_module))
+        processes = self._processes or self._visiting
+        if processes is not None:
+            processes.run(self._lend)
+
+    def end_evaluation(self) -> None:
+        """Put this node's own parameters back, bit for bit."""
+        processes = self._processes or self._visiting
+        if processes is not None:
+            processes.run(self._take_back)
+        if self._visiting is not None:
+            self._visiting.close()
+            self._visiting = None
+
     def abort_run(self, reason: str) -> None:
-        """Leave without waiting or publishing. Never raises; does nothing when no run is joined."""
-        session = self._session
+        """Leave without waiting or publishing. Never raises; does nothing when no run is joined.
+
+        The model is left with this node's own parameters, also in the middle of an evaluation.
+        """
+        session, processes = self._session, self._processes or self._visiting
         self._forget()
-        if session is not None:
-            try:
-                session.abort(reason)
-            except Exception:
-                self._logger.exception("The session could not be aborted in order")
+        try:
+            if processes is not None:
+                processes.abandon()
+                self._lent.close()
+        finally:
+            if session is not None:
+                self._abort(session, reason)
+
+    def _abort(self, session: Session, reason: str) -> None:
+        try:
+            session.abort(reason)
+        except Exception:
+            self._logger.exception("The session could not be aborted in order")
 
     def progress(self) -> dict[str, object]:
         """The node's name and how far the run is, in plain types; as last known once the run is left."""
@@ -224,10 +292,27 @@ class GradientMailMixin(_Stock):
             self._progress = {"node": self.node, "global_step": steps, "rounds": rounds}
         return dict(self._progress)
 
+    def state(self) -> dict[str, object]:
+        """What a checkpoint needs so that this node goes on where it was: plain types only."""
+        state = self.progress()
+        streams = self._shares.state()
+        if streams:
+            state["streams"] = streams
+        if self._session is not None:
+            state["session"] = self._session.state_dict()
+        return state
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Go on from ``state`` at the next join. Another node's position in its data is not this one's."""
+        self._saved = state
+        streams = state.get("streams")
+        if isinstance(streams, list) and state.get("node") == self.node:
+            self._shares.restore(streams)
+
     def _forget(self) -> None:
         self.progress()
         self._session = None
-        self._processes = None
+        self._processes = self._visiting = None
         self._trainer = None
         self._adapter = None
 
@@ -250,23 +335,66 @@ class GradientMailMixin(_Stock):
 
     def _join(self) -> int:
         assert self._session is not None
+        saved, self._saved = self._saved.get("session"), {}
+        if isinstance(saved, dict):
+            self._session.load_state_dict(saved)
         with interruptible_waits():
             self._session.join()
-        return 0
+        return self._session.batch_size or 0
 
     def _step(self, samples: int) -> int:
-        """Nothing more is counted once the process was told to end: a step might wait for a round."""
+        """Twice the node's share, plus 1 if commits were written.
+
+        Nothing more is counted once the process was told to end: a step might wait for a round.
+        """
         assert self._session is not None and self._trainer is not None
         if self._trainer.received_sigterm:
-            return 0
+            return 2 * self._share
         with interruptible_waits():
-            return int(self._session.step(samples))
+            changed = self._session.step(samples)
+        return 2 * (self._session.batch_size or 0) + changed
 
     def _leave(self) -> int:
         assert self._session is not None
         with interruptible_waits():
             self._session.close()
         return 0
+
+    def _lend(self) -> int:
+        if self._session is not None:
+            self._lent.enter_context(evaluation(self._session, self._evaluate))
+        else:
+            assert self._visiting is not None
+            self._lent.enter_context(committed(self._visiting.model, self.mailbox))
+        return 0
+
+    def _take_back(self) -> int:
+        self._lent.close()
+        return 0
+
+    def _follow(self, trainer: "Trainer", processes: Processes) -> None:
+        step = processes.run(lambda: self._session.global_step if self._session is not None else 0)
+        behind = follow(trainer, step)
+        if behind and self.is_global_zero:
+            self._say(f"following the run: {behind} steps forward, to step {step}")
+
+    def _batch_size(self) -> int:
+        """The size of one process's next batch, rounded up. Before the run is joined its start is assumed."""
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        whole = self._share or -(-(self.algorithm.global_batch_size or 1) // self.min_nodes)
+        parts = self._replicas * (trainer.accumulate_grad_batches if trainer is not None else 1)
+        size = -(-whole // parts)
+        return size if self._max_batch_size is None else min(size, self._max_batch_size)
+
+    @property
+    def _replicas(self) -> int:
+        return 1
+
+    def _warn_of_rigid(self, reason: str) -> None:
+        if self.is_global_zero:
+            self._logger.warning(
+                "GradientMail: train loaders keep their batch sizes, whatever the node's share: %s.", reason
+            )
 
     def _check_trainable(self) -> None:
         """Raise :class:`ConfigurationError` if a parameter trains that the run knows nothing of."""
@@ -315,7 +443,7 @@ class GradientMailMixin(_Stock):
     def _announce(self, event: Event) -> None:
         """Tell a person what they wait for; called on the engine's thread, on the leading process only."""
         match event:
-            case RunCreated() | RunJoined() | RunWaited() | SessionEnded():
+            case RunCreated() | RunJoined() | RunResumed() | RunWaited() | SessionEnded():
                 self._say(str(event))
             case _:
                 pass
@@ -359,4 +487,9 @@ class RanksMixin(GradientMailMixin):
         return kwargs
 
     def _make_processes(self, adapter: TorchModel) -> Processes:
-        return Ranks(adapter, self.root_device, replicas=cast(int, self.distributed_sampler_kwargs["num_replicas"]))
+        return Ranks(adapter, self.root_device, replicas=self._replicas)
+
+    @property
+    def _replicas(self) -> int:
+        """Processes that read different data; with tensor parallelism fewer than there are."""
+        return cast(int, self.distributed_sampler_kwargs["num_replicas"])

@@ -1,5 +1,7 @@
 """A session that only takes notes, for the tests of the plugins."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ class RecordingSession:
 
     def __init__(self, model: Model, commits: dict[int, float] | None = None) -> None:
         self.model = model
+        self.shares: dict[int, int] = {}
+        self.start = 0
+        self.loaded: Any = None
         self.commits = commits or {}
         self.calls: list[Any] = []
         self.joined_with: np.ndarray | None = None
@@ -43,12 +48,23 @@ class RecordingSession:
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
     @property
-    def global_step(self) -> int:
+    def steps(self) -> int:
+        """How many steps this session was told of."""
         return len(self.samples)
 
     @property
+    def global_step(self) -> int:
+        return self.start + self.steps
+
+    @property
+    def batch_size(self) -> int | None:
+        """What ``shares`` says of the last step that it names."""
+        past = [step for step in self.shares if step <= self.steps]
+        return self.shares[max(past)] if past else None
+
+    @property
     def rounds_seen(self) -> int:
-        return sum(step <= self.global_step for step in self.commits)
+        return sum(step <= self.steps for step in self.commits)
 
     def values(self) -> np.ndarray:
         """The model's parameters."""
@@ -63,11 +79,11 @@ class RecordingSession:
 
     def step(self, samples: int = 1) -> bool:
         self.calls.append(("step", samples))
-        if self.fail_at == self.global_step:
+        if self.fail_at == self.steps:
             raise RuntimeError("the store is gone")
-        if self.global_step not in self.commits:
+        if self.steps not in self.commits:
             return False
-        self._commit(self.global_step)
+        self._commit(self.steps)
         return True
 
     def close(self) -> None:
@@ -82,6 +98,32 @@ class RecordingSession:
 
     def abort(self, reason: str = "aborted") -> None:
         self.calls.append(("abort", reason))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.calls.append(("pause",))
+        yield
+        self.calls.append(("resume",))
+
+    @contextmanager
+    def global_model(self) -> Iterator[int]:
+        """Lends the value that was committed last."""
+        own = self.values()
+        layout = whole(self.model)
+        self.model.write(layout, np.full(layout.size, list(self.commits.values())[self.rounds_seen - 1], np.float32))
+        self.calls.append(("lend",))
+        try:
+            yield self.global_step
+        finally:
+            self.model.write(layout, own)
+            self.calls.append(("return",))
+
+    def state_dict(self) -> dict[str, object]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert not self.calls, "the state is loaded before the run is joined"
+        self.loaded = state
 
     def metrics(self) -> dict[str, float]:
         return {"round": float(self.rounds_seen), "live_nodes": 2.0, "bytes_up": 5.0}

@@ -47,7 +47,7 @@ class Role:
 
 
 def train(settings: Settings, role: Role) -> None:
-    """Train for ``settings.steps`` steps; a node that joins late trains until the run has made so many.
+    """Train until the run has made ``settings.steps`` steps.
 
     Raises what :meth:`Session.join` raises.
     """
@@ -91,30 +91,28 @@ def held_out_windows(corpus: Corpus, settings: Settings) -> list[Tensor]:
 
 
 class Report(Callback):
-    """Prints a message for whatever the demo shows, and ends a late node's training with the run's."""
+    """Prints a message for whatever the demo shows. A node that joins late counts from the run's step on."""
 
     def __init__(self, settings: Settings, windows: Sequence[Tensor]) -> None:
         self._settings, self._windows = settings, windows
-        self._first = self._step = 0
+        self._step = 0
         self._began = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, at the run's step if there is a run."""
-        if isinstance(trainer.strategy, GradientMailStrategy):
-            self._first = int(str(trainer.strategy.progress()["global_step"]))
+        """Start the clock."""
+        self._step = trainer.global_step
         self._began = time.monotonic()
-        say(Started(self._first))
+        say(Started(self._step))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Report the step, evaluate if it is time, and stop where the run stops."""
-        self._step = self._first + trainer.global_step
+        """Report the step, and evaluate if it is time."""
+        self._step = trainer.global_step
         if self._step % REPORT_EVERY_STEPS == 0:
             say(self._stepped(trainer.callback_metrics))
         if self._windows and self._step % self._settings.evaluate_every == 0:
             say(Evaluated(self._step, self._seconds(), held_out_loss(pl_module, self._windows)))
-        trainer.should_stop |= self._step >= self._settings.steps
 
     def end(self) -> None:
         """The run is left and the model is final."""

@@ -44,7 +44,9 @@ def batches(count: int = 8, size: int = 4, **options: Any) -> DataLoader[Any]:
 
 
 def _fit(found: Any, module: Any, strategy: Any, loader: Any, **options: Any) -> Any:
-    fit_options = {name: options.pop(name) for name in ("ckpt_path", "val_dataloaders") if name in options}
+    fit_options = {
+        name: options.pop(name) for name in ("ckpt_path", "val_dataloaders", "weights_only") if name in options
+    }
     trainer = found.pl.Trainer(strategy=strategy, **{**QUIET, "max_epochs": 1, **options})
     trainer.fit(module, batches() if loader is None else loader, **fit_options)
     return trainer
@@ -80,14 +82,22 @@ def _recording_strategy(base: Any) -> Any:
     class RecordingStrategy(base):
         """The real strategy with a session that only takes notes; ``sessions`` holds one for each fit."""
 
-        def __init__(self, commits: dict[int, float] | None = None, fail_at: int | None = None, **options: Any) -> None:
-            super().__init__(mailbox="memory://", algorithm=DiLoCo(), node="a", **options)
+        def __init__(
+            self,
+            commits: dict[int, float] | None = None,
+            fail_at: int | None = None,
+            shares: dict[int, int] | None = None,
+            start: int = 0,
+            **options: Any,
+        ) -> None:
+            algorithm = DiLoCo(global_batch_size=shares[0] if shares else None)
+            super().__init__(**{"mailbox": "memory://", "algorithm": algorithm, "node": "a", **options})
             self.sessions: list[RecordingSession] = []
-            self.commits, self.fail_at = commits, fail_at
+            self.commits, self.fail_at, self.shares, self.start = commits, fail_at, shares, start
 
         def _open_session(self, model: Model) -> Any:
             session = RecordingSession(model, self.commits)
-            session.fail_at = self.fail_at
+            session.fail_at, session.start, session.shares = self.fail_at, self.start, self.shares or {}
             self.sessions.append(session)
             return session
 

@@ -296,7 +296,7 @@ def test_tuners_are_invisible_to_the_run(pl, search, tmp_path):
         tuner.scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=2)
     assert strategy.sessions == []
     trainer.fit(module)
-    assert strategy.recorded.names == ["join", "step", "close"]
+    assert strategy.recorded.names == ["join", "step", "pause", "resume", "close"]
     assert len(strategy.recorded.samples) == 8 * 4 // (4 if search == "lr" else module.batch_size)
 
 

@@ -229,3 +229,70 @@ def test_a_rolled_back_node_forgets_its_optimizers_state(lightning):
     trainer = lightning.fit(module, strategy, callbacks=[Watch()])
     assert found == [0]
     assert all(state["step"] == 3 for state in trainer.strategy.optimizers[0].state.values())
+
+
+# Directories and what a session needs to go on
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_nodes_that_share_a_disk_keep_their_checkpoints_apart(pl, tmp_path, own):
+    checkpoint = pl.pl.callbacks.ModelCheckpoint()
+    strategy = pl.Strategy(own_directories=own)
+    options = {"callbacks": [checkpoint], "enable_checkpointing": True, "default_root_dir": tmp_path}
+    trainer = pl.fit(pl.Module(), strategy, **options)
+    folder = tmp_path / "checkpoints" / "a" if own else tmp_path / "checkpoints"
+    assert [path.parent for path in tmp_path.rglob("*.ckpt")] == [folder]
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(pl.Module(), batches())
+    assert {path.parent for path in tmp_path.rglob("*.ckpt")} == {folder}
+
+
+def test_a_directory_that_somebody_chose_is_kept(pl, tmp_path):
+    checkpoint = pl.pl.callbacks.ModelCheckpoint(tmp_path / "here")
+    pl.fit(pl.Module(), pl.Strategy(), callbacks=[checkpoint], enable_checkpointing=True)
+    assert [path.parent.name for path in tmp_path.rglob("*.ckpt")] == ["here"]
+
+
+def test_a_session_goes_on_from_its_own_state_once(pl, tmp_path):
+    class Save(pl.pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 4:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    pl.fit(pl.Module(), pl.Strategy(), callbacks=[Save()])
+    strategy = pl.Strategy()
+    trainer = pl.fit(pl.Module(), strategy, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert strategy.recorded.loaded == {"steps": 5}
+    assert len(strategy.recorded.samples) == 3
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(pl.Module(), batches())
+    assert strategy.sessions[1].loaded is None
+
+
+def test_a_real_session_goes_on_where_the_checkpoint_was(pl, tmp_path, caplog):
+    """The parameters that were trained since the last commit are kept, and so is the run's clock."""
+
+    def strategy():
+        algorithm = DiLoCo(sync_every=4, fragments=1)
+        return pl.gm.GradientMailStrategy(mailbox=(tmp_path / "run").as_uri(), algorithm=algorithm, node="a")
+
+    class Break(pl.pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 5:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pl.fit(pl.Module(), strategy(), callbacks=[Break()])
+    saved = torch.load(tmp_path / "half.ckpt", weights_only=True)["state_dict"]
+    began = []
+
+    class Watch(pl.pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            began.append((pl_module.net.bias.item(), trainer.strategy.progress()["global_step"]))
+
+    with caplog.at_level(logging.INFO, logger=pl.name):
+        trainer = pl.fit(pl.Module(), strategy(), callbacks=[Watch()], ckpt_path=tmp_path / "half.ckpt")
+    assert began == [(saved["net.bias"].item(), 6)]
+    assert trainer.strategy.progress()["global_step"] == 8
+    assert any("a goes on in run" in record.message for record in caplog.records)

@@ -60,6 +60,10 @@ class Processes(Protocol):
         """Release what is shared between the processes; all of them call it."""
         ...
 
+    def abandon(self) -> None:
+        """Say nothing to the other processes any more, and put back here what was set aside. Never waits."""
+        ...
+
 
 class Alone:
     """A node of one process."""
@@ -78,6 +82,9 @@ class Alone:
         return work()
 
     def close(self) -> None:
+        """See :class:`Processes`."""
+
+    def abandon(self) -> None:
         """See :class:`Processes`."""
 
 
@@ -110,6 +117,7 @@ class Ranks:
         self._replicas = replicas or self._world
         self._layouts: list[FragmentLayout] = []
         self._kept: list[object] = []
+        self._abandoned = False
         self.leads = dist.get_rank() == _LEADER
         self.model: KeepingModel = _Led(model, model.frozen_fingerprint, self)
 
@@ -134,6 +142,12 @@ class Ranks:
     def close(self) -> None:
         """See :class:`Processes`."""
         dist.destroy_process_group(self._control)
+
+    def abandon(self) -> None:
+        """See :class:`Processes`."""
+        self._abandoned = True
+        while self._kept:
+            self._inner.restore(self._kept.pop())
 
     def read(self, layout: FragmentLayout, out: Flat) -> None:
         """On the leader: copy the fragment out, with the others where it is sharded over them."""
@@ -173,6 +187,8 @@ class Ranks:
         return self._layouts.index(layout)
 
     def _say(self, word: _Word, argument: int = 0, text: str = "") -> None:
+        if self._abandoned:
+            return
         body = text.encode()
         self._broadcast(torch.tensor([word, argument, len(body)], dtype=torch.int64))
         if body:

@@ -1,0 +1,69 @@
+"""The node's share of the global batch, in the trainer's own loaders.
+
+A loader is taken when Lightning has prepared it and before anything iterates it. From then on its batches have the
+size that the strategy says, and its epochs keep their number of batches (see
+:mod:`gradientmail_core.adapters.torch_loaders`). Where that cannot work the loader stays as it is, and one warning
+says why: a session weighs what a node really trained on, so a batch of the wrong size is no error.
+
+A fit with several train loaders takes one batch from each for a step. What share each should have is the user's
+decision, so all of them keep their sizes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, elastic, why_rigid
+
+
+class BatchShares:
+    """The streams behind the train loaders of one fit. ``size`` is how large a batch should be now."""
+
+    def __init__(self, size: Share, warn: Callable[[str], None]) -> None:
+        self._size = size
+        self._warn = warn
+        self._warned = False
+        self._streams: list[ElasticStream] = []
+        self._complete = False
+        self._saved: list[Mapping[str, object]] = []
+
+    def taken(self, loader: object) -> object:
+        """``loader``, or a copy of it whose batches follow the share."""
+        if self._complete:
+            self._streams, self._complete = [], False
+        reason = why_rigid(loader)
+        if reason is not None:
+            self._keep(reason)
+            return loader
+        kept = cast(DataLoader[object], loader)
+        nominal = cast(BatchSampler, kept.batch_sampler).batch_size
+        taken, stream = elastic(kept, lambda: self._size_in(nominal))
+        self._streams.append(stream)
+        if len(self._streams) > 1:
+            self._keep("there are several of them")
+        if self._saved:
+            stream.load_state_dict(self._saved.pop(0))
+        return taken
+
+    def confirm(self) -> None:
+        """A batch was trained on; the loaders of this fit are all there."""
+        self._complete = True
+        for stream in self._streams:
+            stream.confirm()
+
+    def state(self) -> list[dict[str, object]]:
+        """Where the streams stand, for a checkpoint."""
+        return [stream.state_dict() for stream in self._streams]
+
+    def restore(self, states: Sequence[Mapping[str, object]]) -> None:
+        """Let the loaders that are taken next go on from ``states``."""
+        self._saved = list(states)
+
+    def _size_in(self, nominal: int) -> int:
+        return self._size() if len(self._streams) == 1 else nominal
+
+    def _keep(self, reason: str) -> None:
+        if not self._warned:
+            self._warn(reason)
+        self._warned = True
