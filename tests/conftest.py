@@ -1,6 +1,34 @@
-"""Settings of every test: no property test is judged by how fast this machine is today."""
+"""Settings of every test: no property test is judged by how fast this machine is today.
 
+Object stores: one server of each kind for the whole session, started when a test first asks.
+"""
+
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tests.core.mailbox.servers import AzureServer, S3Server, azurite, azurite_program, moto, seaweedfs
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server() -> Iterator[S3Server]:
+    with seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    with moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[AzureServer]:
+    if azurite_program() is None:
+        pytest.skip("Azurite is not installed: install Node.js with npm and run make again, or set AZURITE_BLOB")
+    with azurite() as server:
+        yield server

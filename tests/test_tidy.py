@@ -35,6 +35,7 @@ MUTABLE_DATACLASSES = {
 TESTED_ELSEWHERE = {
     f"{CORE}/errors.py": "declarations; each error is raised in the tests of the module that raises it",
     f"{CORE}/mailbox/base.py": "a protocol; tests/core/mailbox/test_contract.py holds every mailbox to it",
+    f"{CORE}/mailbox/surroundings.py": "a protocol; tests of objectstore/bucket and directory hold mailboxes to it",
     f"{CORE}/tensors/parts.py": "a protocol; tests/core/tensors/test_codecs.py holds every codec to it",
     f"{CORE}/tensors/model.py": "a protocol; tests/core/adapters holds adapters to it",
 }

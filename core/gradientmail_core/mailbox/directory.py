@@ -17,6 +17,7 @@ import os
 import secrets
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,6 +33,7 @@ from gradientmail_core.errors import (
     PayloadTooLarge,
 )
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix, is_key
+from gradientmail_core.mailbox.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -108,6 +110,11 @@ class DirectoryMailbox:
         Age is counted on the file system's own clock, read off a file written for the purpose.
         """
         return await self._run(lambda: self._remove_abandoned(older_than))
+
+    async def surroundings(self) -> Surroundings:
+        """See :class:`Described`: a file server may have another clock; a directory has no rules."""
+        offset = await self._run(lambda: self._file_time() - time.time())
+        return Surroundings(offset, versioned=False, expiring=(), locked=False, uploads_expire=True)
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:
@@ -229,17 +236,21 @@ class DirectoryMailbox:
                 os.rmdir(directory)
 
     def _remove_abandoned(self, older_than: float) -> int:
-        probe, file = self._temporary(self._root / "probe")
-        with open(file, "wb"):
-            newest = os.fstat(file).st_mtime - older_than
-        os.unlink(probe)
-        removed = 0
+        newest, removed = self._file_time() - older_than, 0
         for path in self._root.rglob(".*.tmp"):
             with suppress(FileNotFoundError):  # its writer may be alive and done
                 if path.lstat().st_mtime < newest:
                     path.unlink()
                     removed += 1
         return removed
+
+    def _file_time(self) -> float:
+        """Now, on the clock of the file system."""
+        probe, file = self._temporary(self._root / "probe")
+        with open(file, "wb"):
+            now = os.fstat(file).st_mtime
+        os.unlink(probe)
+        return now
 
 
 def _opened_root(root: Path, must_exist: bool) -> Path:

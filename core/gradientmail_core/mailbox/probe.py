@@ -6,6 +6,7 @@ more when it exists. The answers are compared with what the key holds in the end
 """
 
 import asyncio
+import itertools
 import secrets
 from dataclasses import dataclass
 
@@ -23,16 +24,19 @@ class Probe:
     reason: str
 
 
-async def probe_store(mailbox: Mailbox, *, prefix: str = "probe", contenders: int = CONTENDERS) -> Probe:
+async def probe_store(mailbox: Mailbox, *others: Mailbox, prefix: str = "probe", contenders: int = CONTENDERS) -> Probe:
     """Race ``contenders`` creates for one key under ``prefix``, then clean up.
 
+    ``others`` are more handles on the same mailbox, with connections of their own, that take part in the race.
     Raises :class:`MailboxUnavailable` when the store settled too little to tell, :class:`MailboxDenied` when it
     refuses. ``atomic`` after one probe means that no fault was seen; a store that races rarely may pass.
     """
     key = f"{prefix}/{secrets.token_hex(8)}"
     bodies = [b"%d of %s" % (n, key.encode()) for n in range(contenders)]
     try:
-        answers = await asyncio.gather(*(mailbox.create(key, body) for body in bodies), return_exceptions=True)
+        handles = itertools.cycle((mailbox, *others))
+        attempts = (handle.create(key, body) for handle, body in zip(handles, bodies, strict=False))
+        answers = await asyncio.gather(*attempts, return_exceptions=True)
         if any(isinstance(answer, MailboxUnsupported) for answer in answers):
             return Probe("none", "The store refuses creates that must not overwrite.")
         for answer in answers:

@@ -5,6 +5,7 @@ It runs on threads of its own, so that a blocked test cannot stop it.
 
 import contextlib
 import random
+import re
 import socket
 import threading
 import time
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 CHUNK = 1 << 16
+CONDITION = re.compile(rb"if-none-match:", re.IGNORECASE)
 BUSY = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True)
 class Weather:
-    """What happens to connections: probabilities per connection or chunk, seconds, and bytes per second."""
+    """What happens to connections: probabilities per connection or chunk, seconds, and bytes per second.
+
+    ``unconditional`` takes the condition off every create, as a gateway that does not know it would.
+    """
 
     latency: float = 0.0
     bandwidth: float | None = None
@@ -27,6 +32,7 @@ class Weather:
     cut: float = 0.0
     cut_answer: float = 0.0
     silent: bool = False
+    unconditional: bool = False
 
 
 class Proxy:
@@ -74,6 +80,8 @@ class Proxy:
                 time.sleep(weather.latency + (len(data) / weather.bandwidth if weather.bandwidth else 0.0))
                 while self.weather.silent:
                     time.sleep(0.01)
+                if weather.unconditional and not answers:
+                    data = CONDITION.sub(b"x-none-match-:", data)
                 if self._chance(weather.cut_answer if answers else weather.cut):
                     break
                 sink.sendall(data)

@@ -412,3 +412,10 @@ def test_listing_gives_sizes(tmp_path: Path) -> None:
         assert [entry async for entry in mailbox.list("a")] == [Entry("a/b", 3)]
 
     on(tmp_path, work)
+
+
+def test_a_directory_tells_its_clock_and_has_no_rules(tmp_path: Path) -> None:
+    said = asyncio.run(DirectoryMailbox(tmp_path).surroundings())
+    assert said.clock_offset is not None and abs(said.clock_offset) < 30.0
+    assert (said.versioned, said.expiring, said.locked) == (False, (), False)
+    assert list(tmp_path.iterdir()) == []

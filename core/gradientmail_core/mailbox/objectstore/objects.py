@@ -14,6 +14,7 @@ from gradientmail_core.errors import MailboxDenied, MailboxError
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix, is_key
 from gradientmail_core.mailbox.objectstore.answers import Answer, Meaning, explained, meaning
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
+from gradientmail_core.mailbox.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -55,7 +56,10 @@ class Transport(Protocol):
 
 
 class ObjectMailbox:
-    """The mailbox below ``prefix``, by ``transport``. ``credentials`` is None if the backend cares for itself."""
+    """The mailbox below ``prefix``, by ``transport``. ``credentials`` is None if the backend cares for itself.
+
+    ``describe`` asks the store about itself; it blocks.
+    """
 
     def __init__(
         self,
@@ -65,7 +69,9 @@ class ObjectMailbox:
         *,
         max_concurrency: int,
         credentials: CredentialSource | None = None,
+        describe: Callable[[], Surroundings] = Surroundings,
     ) -> None:
+        self._describe = describe
         self._transport = transport
         self._url = url
         self._root = f"{prefix}/" if prefix else ""
@@ -115,6 +121,11 @@ class ObjectMailbox:
     async def remove_abandoned(self, older_than: float = 86_400.0) -> int:
         """Abort uploads that crashed writers left unfinished, ``older_than`` seconds ago or more; return how many."""
         return await self._asked("LIST uploads", lambda: self._transport.remove_abandoned(self._root, older_than))
+
+    async def surroundings(self) -> Surroundings:
+        """See :class:`Described`."""
+        await self._generation()
+        return await asyncio.to_thread(self._describe)
 
     async def close(self) -> None:
         """Release connections. Safe to call twice."""

@@ -19,14 +19,18 @@ from gradientmail_core.errors import MailboxUnsupported, PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, Entry
 from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
-from gradientmail_core.mailbox.objectstore.listing import ListingPage, ListingRefused, listing_page
+from gradientmail_core.mailbox.objectstore.listing import ListingPage, listing_page
 from gradientmail_core.mailbox.objectstore.location import S3Location
+from gradientmail_core.mailbox.objectstore.signed import Refused
+from gradientmail_core.mailbox.objectstore.uploads import abort_uploads
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider
 
 AskForPage: TypeAlias = Callable[[str, str, str], ListingPage]
 """Prefix, path to begin after, token of the page; blocks."""
+AbortUploads: TypeAlias = Callable[[str, float], int]
+"""Prefix and age in seconds; blocks."""
 
 PART = 8 << 20
 PARTS_AT_ONCE = 4
@@ -41,13 +45,17 @@ _RETRY: "RetryConfig" = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)
 
 def s3_transport(location: S3Location, credentials: CredentialSource | None) -> "ObstoreTransport":
     """The bucket at ``location``."""
-    ask: AskForPage | None = None
-    if credentials is not None:
+    store = s3_store(location, credentials)
+    if credentials is None:
+        return ObstoreTransport(store)
 
-        def ask(prefix: str, after: str, token: str) -> ListingPage:
-            return listing_page(location, credentials.newest, prefix, after, token)
+    def ask(prefix: str, after: str, token: str) -> ListingPage:
+        return listing_page(location, credentials.newest, prefix, after, token)
 
-    return ObstoreTransport(s3_store(location, credentials), ask)
+    def abort(prefix: str, older_than: float) -> int:
+        return abort_uploads(location, credentials.newest, prefix, older_than)
+
+    return ObstoreTransport(store, ask, abort)
 
 
 def s3_store(location: S3Location, credentials: CredentialSource | None) -> ObjectStore:
@@ -85,11 +93,12 @@ def azure_store(
 
 
 class ObstoreTransport:
-    """One bucket or container. ``ask`` makes listings, where obstore's own are not good enough."""
+    """One bucket or container. ``ask`` makes listings and ``abort`` ends uploads, where obstore cannot."""
 
-    def __init__(self, store: ObjectStore, ask: "AskForPage | None" = None) -> None:
+    def __init__(self, store: ObjectStore, ask: AskForPage | None = None, abort: AbortUploads | None = None) -> None:
         self._store = store
         self._ask = ask
+        self._abort = abort
         self._reached = False
 
     async def get(self, path: str, limit: int | None) -> bytes:
@@ -122,10 +131,12 @@ class ObstoreTransport:
         self._reached = True
 
     async def remove_abandoned(self, prefix: str, older_than: float) -> int:
-        raise MailboxUnsupported(
-            "Unfinished uploads cannot be listed through obstore.",
-            "Install gradientmail[s3] and add ?backend=s3fs, or give the bucket a lifecycle rule.",
-        )
+        if self._abort is None:
+            raise MailboxUnsupported(
+                "Unfinished uploads cannot be listed here.",
+                "Give the bucket a lifecycle rule that aborts them; Azure forgets them after a week by itself.",
+            )
+        return await asyncio.to_thread(self._abort, prefix, older_than)
 
     async def close(self) -> None:
         """Nothing to release: connections close with the store."""
@@ -134,7 +145,7 @@ class ObstoreTransport:
         words = str(error)
         status, code = _STATUS.search(words), _CODE.search(words)
         match error:
-            case ListingRefused():
+            case Refused():
                 return error.answer
             case _ if status:
                 return Answer(int(status[1]), code[1] if code else "")

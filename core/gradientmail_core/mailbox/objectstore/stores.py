@@ -1,9 +1,11 @@
 """Object stores by name: which library serves which URL, and what to install where none does."""
 
 import importlib.util
+import os
 from dataclasses import replace
 
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.mailbox.objectstore.bucket import bucket_surroundings, clock_offset
 from gradientmail_core.mailbox.objectstore.credentials import (
     CredentialProvider,
     CredentialSource,
@@ -22,6 +24,8 @@ from gradientmail_core.mailbox.objectstore.location import (
     s3_location,
 )
 from gradientmail_core.mailbox.objectstore.objects import ObjectMailbox, Transport
+from gradientmail_core.mailbox.objectstore.signed import bucket_address
+from gradientmail_core.mailbox.surroundings import Surroundings
 
 _GOOGLE = ("gs", "gcs")
 _AZURE = ("az", "abfs", "abfss")
@@ -80,7 +84,14 @@ class S3Mailbox(ObjectMailbox):
             location.prefix,
             max_concurrency=location.max_concurrency,
             credentials=credentials,
+            describe=lambda: _bucket_said(location, credentials),
         )
+
+
+def _bucket_said(location: S3Location, credentials: CredentialSource | None) -> Surroundings:
+    if credentials is None:
+        return Surroundings(clock_offset=clock_offset(bucket_address(location)))
+    return bucket_surroundings(location, credentials.newest)
 
 
 def open_object_store(url: str) -> ObjectMailbox:
@@ -94,7 +105,20 @@ def open_object_store(url: str) -> ObjectMailbox:
         )
     _check_settings(parts)
     where, prefix = f"{parts.scheme}://{parts.host}/{'/'.join(parts.path)}".rstrip("/"), "/".join(parts.path)
-    return ObjectMailbox(_transport(parts), where, prefix, max_concurrency=MAX_CONCURRENCY)
+    return ObjectMailbox(
+        _transport(parts), where, prefix, max_concurrency=MAX_CONCURRENCY, describe=lambda: _cloud_said(parts)
+    )
+
+
+def _cloud_said(url: StoreUrl) -> Surroundings:
+    """The clock of Google's or Azure's servers; they tell nothing more without libraries of their own."""
+    account = url.query.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if url.scheme in _GOOGLE:
+        return Surroundings(clock_offset=clock_offset("https://storage.googleapis.com/"))
+    if url.scheme in _AZURE and (account or "endpoint_url" in url.query):
+        address = url.query.get("endpoint_url") or f"https://{account}.blob.core.windows.net/"
+        return Surroundings(clock_offset=clock_offset(address))
+    return Surroundings()
 
 
 def _s3_transport(location: S3Location, credentials: CredentialSource | None) -> Transport:

@@ -82,7 +82,9 @@ class Endpoint:
                 parts = urlsplit(self.path)
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
+                request = Request(
+                    self.command, parts.path, dict(parse_qsl(parts.query, keep_blank_values=True)), headers, body
+                )
                 endpoint.requests.append(request)
                 reply = endpoint.script(request)
                 time.sleep(reply.silence)

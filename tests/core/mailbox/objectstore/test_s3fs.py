@@ -106,22 +106,6 @@ def test_a_cancelled_upload_is_aborted(small_parts: int) -> None:
     assert [request.query for request in endpoint.requests if request.method == "DELETE"] == [{"uploadId": "upload-1"}]
 
 
-def test_uploads_that_a_crash_left_are_removed(seaweedfs_server: S3Server) -> None:
-    s3, bucket = client(seaweedfs_server.endpoint_url), seaweedfs_server.bucket
-    for key in ("crashed/a", "crashed/b", "other/c"):
-        s3.create_multipart_upload(Bucket=bucket, Key=key)
-
-    async def work() -> None:
-        mailbox = seaweedfs_server.mailbox("crashed", "s3fs")
-        assert await mailbox.remove_abandoned(3600) == 0
-        assert await mailbox.remove_abandoned(-60) == 2
-        await mailbox.close()
-
-    asyncio.run(work())
-    left = s3.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
-    assert [upload["Key"] for upload in left] == ["other/c"]
-
-
 async def put_once_ready(mailbox: Mailbox, body: bytes) -> None:
     """Store an object; on a busy machine the server has no volume for it at first and answers 500."""
     for _ in range(20):

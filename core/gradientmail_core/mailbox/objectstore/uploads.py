@@ -1,0 +1,54 @@
+"""Multipart uploads that a crash left unfinished: S3 keeps and bills their parts, and shows them in no listing.
+
+How old one is, is judged by the store's own clock, since both times come from it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from xml.etree import ElementTree
+
+from gradientmail_core.mailbox.objectstore.answers import Answer
+from gradientmail_core.mailbox.objectstore.credentials import Credentials
+from gradientmail_core.mailbox.objectstore.location import S3Location
+from gradientmail_core.mailbox.objectstore.signed import Opener, Refused, asked
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload that was begun; ``age`` in seconds by the store's clock."""
+
+    key: str
+    id: str
+    age: float
+
+
+def abort_uploads(
+    location: S3Location, credentials: Credentials, prefix: str, older_than: float, send: Opener | None = None
+) -> int:
+    """Abort uploads below ``prefix`` that are ``older_than`` seconds old or more; return how many. Blocks.
+
+    Raises :class:`Refused` or :class:`OSError`. One page of a thousand uploads at a call.
+    """
+    found = asked(location, credentials, {"uploads": "", "prefix": prefix}, send=send)
+    old = [each for each in parsed_uploads(found.body, found.date) if each.age >= older_than]
+    for each in old:
+        if each.key.startswith(prefix):
+            asked(location, credentials, {"uploadId": each.id}, method="DELETE", key=each.key, send=send)
+    return len(old)
+
+
+def parsed_uploads(document: bytes, date: str) -> tuple[Upload, ...]:
+    """The uploads in an answer of that ``Date``; :class:`Refused` for anything else."""
+    try:
+        return tuple(_uploads(ElementTree.fromstring(document), parsedate_to_datetime(date)))
+    except (ElementTree.ParseError, TypeError, ValueError) as error:
+        raise Refused(Answer(None, "MalformedListing")) from error
+
+
+def _uploads(root: ElementTree.Element, now: datetime) -> Iterator[Upload]:
+    for found in root.iterfind("{*}Upload"):
+        begun = datetime.fromisoformat(found.findtext("{*}Initiated", "").replace("Z", "+00:00"))
+        age = (now - begun) / timedelta(seconds=1)
+        yield Upload(found.findtext("{*}Key", ""), found.findtext("{*}UploadId", ""), age)
