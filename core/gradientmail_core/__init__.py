@@ -10,13 +10,16 @@ from gradientmail_core.errors import (
     MailboxDenied,
     MailboxError,
     MailboxUnavailable,
+    RankLost,
     RunMismatch,
     SchemaMismatch,
     SessionClosed,
     SessionFailed,
+    WaitTimeout,
 )
 from gradientmail_core.events import Event, log_event
 from gradientmail_core.mailbox import DirectoryMailbox, Mailbox, MemoryMailbox, MeteredMailbox, open_mailbox
+from gradientmail_core.patterns.shared_queue import SharedQueue
 from gradientmail_core.session import Session, align
 
 __all__ = [
@@ -37,14 +40,17 @@ __all__ = [
     "MemoryMailbox",
     "MeteredMailbox",
     "Nesterov",
+    "RankLost",
     "Rda",
     "RunMismatch",
     "SchemaMismatch",
     "Session",
     "SessionClosed",
     "SessionFailed",
+    "SharedQueue",
     "Strided",
     "TrimmedMean",
+    "WaitTimeout",
     "WeightedMean",
     "align",
     "log_event",

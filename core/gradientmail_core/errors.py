@@ -47,6 +47,14 @@ class PayloadTooLarge(MailboxError):
     """A body exceeds what the caller said it may read."""
 
 
+class WaitTimeout(GradientMailError, TimeoutError):
+    """What was waited for did not happen in the time that the caller allowed."""
+
+
+class RankLost(GradientMailError):
+    """A rank this node had taken over went back to its former holder, which was only slow."""
+
+
 class SessionClosed(GradientMailError):
     """The session ended (closed, aborted or failed) before this call."""
 

@@ -187,6 +187,10 @@ class Node:
             SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, len(published.body), seconds)
         )
 
+    def accompany(self, work: Coroutine[object, object, None]) -> None:
+        """Run ``work`` beside the node's own tasks and end it with them; its failure is the node's."""
+        self._spawn(work)
+
     def pause(self) -> None:
         """Say that the trainer evaluates or is held: nobody waits for this node, and its closing goes on."""
         self._spawn(self._beat("e"))

@@ -1,0 +1,1 @@
+"""Small recipes on top of a run's mailbox: shared work, fixed ranks, meeting points."""

@@ -121,9 +121,17 @@ async def put_section(
     """Encode ``values`` as fp32, write the payload, and return what a record says of it."""
     codec = codec_named("F32")
     body, data = await clock.compute(lambda: encode_section(name, layout, codec, values))
-    section = Section(name, blob_key(round, node, data), data, codec.name)
+    section = Section(name, blob_key(round, node, content_digest(name, data)), data, codec.name)
     await mailbox.put(section.key, body)
     return section
+
+
+def content_digest(name: SectionName, data: str) -> str:
+    """What names a payload in its key: the digest of its data for parameters, for others mixed with their name.
+
+    Two sections of one round may hold the same numbers, such as zeros, under other names.
+    """
+    return data if name == "theta" else digest(f"{name}/{data}")
 
 
 def encode_section(name: str, layout: FragmentLayout, codec: Codec, values: Flat) -> tuple[Body, str]:

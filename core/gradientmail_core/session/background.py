@@ -5,13 +5,18 @@ over and waited for; a wait that is broken off (Ctrl-C) cancels what it waited f
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 JOIN_THREAD_SECONDS = 5.0
+CANCEL_SECONDS = 2.0
+
+logger = logging.getLogger("gradientmail")
 
 
 class Loop:
@@ -31,15 +36,34 @@ class Loop:
             future.cancel()
             raise
 
+    def spawn(self, work: Coroutine[object, None, T]) -> "Future[T]":
+        """Run a coroutine without waiting for it; what it raises is logged."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future.add_done_callback(_log_failure)
+        return future
+
     def call(self, work: Callable[[], object]) -> None:
         """Call a plain function on the loop's thread, without waiting."""
         self._loop.call_soon_threadsafe(work)
 
+    async def _cancel_all(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=CANCEL_SECONDS)
+
     def stop(self) -> None:
-        """End the thread. Safe to call twice."""
+        """End the thread; what still waits on it is cancelled. Safe to call twice."""
         if self._loop.is_closed():
             return
+        self.run(self._cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_THREAD_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _log_failure(future: "Future[Any]") -> None:
+    if not future.cancelled() and (failure := future.exception()) is not None:
+        logger.warning("Work in the background failed: %s", failure)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -48,10 +48,13 @@ from gradientmail_core.errors import (
 from gradientmail_core.events import Callback, Event, FragmentAligned, RunResumed, RunWaited, emitter, log_event
 from gradientmail_core.mailbox import Mailbox, MeteredMailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
+from gradientmail_core.patterns.shared_queue import SharedQueue
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.session.aligning import opened
 from gradientmail_core.session.background import Loop
+from gradientmail_core.session.figures import figures
+from gradientmail_core.session.recipes import Recipes
 from gradientmail_core.tensors.model import Model, set_aside
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -63,13 +66,19 @@ WAIT_SLICE_SECONDS = 0.5
 WAIT_REPORT_SECONDS = 10.0
 
 
+def _itself(unit: int) -> int:
+    """Units that are numbers and nothing more."""
+    return unit
+
+
 class Session:
     """A node of a run, used from the training thread.
 
     ``model`` is a torch or MLX module, or anything that satisfies :class:`gradientmail_core.tensors.model.Model`.
     ``mailbox`` is a URL or a mailbox. ``node`` names this node (default: host name and random hex); ``min_nodes``
     holds the start of a run back until so many are there. ``lease_timeout`` and ``progress_timeout`` are in seconds.
-    ``callbacks`` receive every event; the default logs them.
+    With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at the start until one is
+    free. ``callbacks`` receive every event; the default logs them.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class Session:
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
         close_timeout: float | None = None,
+        ranks: int | None = None,
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
         _check_numbers(min_nodes, lease_timeout, progress_timeout)
@@ -115,6 +125,8 @@ class Session:
         self._last_aligned: FragmentAligned | None = None
         self._merged_rounds = 0
         self._saved: Saved | None = None
+        self._ranks = ranks
+        self._recipes: Recipes | None = None
         self._pauses = 0
         self._waiting = False
 
@@ -174,6 +186,9 @@ class Session:
             kept=stay,
         )
         loop.run(_started(engine, self._learner, commits, self._failed))
+        self._recipes = Recipes(self._host, engine, loop, self._held)
+        if self._ranks is not None:
+            self._recipes.take_rank(self._ranks)
 
     def _continued(self, engine: Node, commits: Sequence[Commit]) -> tuple[LearnerState | None, frozenset[int]]:
         """The loaded checkpoint's counters on top of the run's newest commits, and the fragments that stay."""
@@ -207,6 +222,8 @@ class Session:
             self._learner.finish()
             self._loop.call(self._engine.prepare_to_leave)
             self._wait_until(lambda learner: not learner.outstanding, self._close_timeout)
+            if self._recipes is not None:
+                self._recipes.release()
             self._awaited(self._loop, self._engine.leave(min(self._close_timeout, self._host.timeouts.lease)))
             self._learner.settle()
         except BaseException as error:
@@ -220,6 +237,8 @@ class Session:
             self._ended = True
             return
         self._ended = True
+        if self._recipes is not None:
+            self._recipes.stop()
         try:
             self._loop.run(self._engine.abort(reason))
         finally:
@@ -240,7 +259,7 @@ class Session:
         """Count one optimizer step on ``samples`` samples (or tokens; the same unit on every node).
 
         True if committed parameters were written into the model. Raises :class:`SessionFailed` when the store
-        refused for good.
+        refused for good, and :class:`RankLost` after the step, once, when this node's rank went back to another.
         """
         learner = self._learner
         if samples.__class__ is not int or samples < 0:
@@ -257,6 +276,8 @@ class Session:
             learner.resume()
         if learner.poisoned:
             self._leave_poisoned()
+        if self._recipes is not None:
+            self._recipes.check_rank()
         return changed
 
     def run(self, step: Callable[[T], int | None], data: Iterable[T]) -> None:
@@ -310,6 +331,50 @@ class Session:
                 yield self.global_step
             finally:
                 write_back()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self.paused():
+            self._waiting = True
+            try:
+                yield
+            finally:
+                self._waiting = False
+
+    # -- patterns ------------------------------------------------------------------------------------------
+
+    def shared_queue(
+        self, units: int, load: Callable[[int], Any] = _itself, *, name: str = "data", block: int = 1, ahead: int = 2
+    ) -> SharedQueue[Any]:
+        """Units 0 to ``units`` - 1, dealt among all nodes that iterate over the queue of this name.
+
+        ``load(unit)`` runs on a thread, ``ahead`` units before they are needed. A node claims ``block`` units at once:
+        make that some minutes' worth. A name is used once in a run, for example once an epoch.
+        """
+        self._joined()
+        assert self._recipes is not None
+        return self._recipes.shared_queue(units, load, name=name, block=block, ahead=ahead)
+
+    def barrier(self, name: str, count: int, timeout: float | None = None) -> None:
+        """Wait until ``count`` living nodes, this one included, are at the barrier of this name.
+
+        Raises :class:`WaitTimeout` after ``timeout`` seconds. A name is used once in a run.
+        """
+        self._joined()
+        assert self._recipes is not None
+        self._recipes.barrier(name, count, timeout)
+
+    @property
+    def rank(self) -> int | None:
+        """The slice of the data this node holds, of ``ranks``; None without ``ranks``, or after :class:`RankLost`."""
+        return self._recipes.rank if self._recipes is not None else None
+
+    def take_rank(self) -> int:
+        """Take a free rank after :class:`RankLost`; waits until there is one."""
+        self._joined()
+        if self._recipes is None or self._ranks is None:
+            raise ConfigurationError("This session has no ranks.", "Give Session(..., ranks=N).")
+        return self._recipes.take_rank(self._ranks)
 
     def _joined(self) -> tuple[Learner, Node, Loop]:
         if self._learner is None or self._engine is None or self._loop is None or self._ended:
@@ -443,23 +508,16 @@ class Session:
 
     def metrics(self) -> dict[str, float]:
         """Figures for a progress bar or a logger, by name."""
-        usage = self._meter.usage
-        figures = {
-            "round": float(self.rounds_seen),
-            "live_nodes": float(self._engine.live_learners if self._engine is not None else 0),
-            "merged_tokens": float(self.run_tokens),
-            "merged_rounds": float(self._merged_rounds),
-            "bytes_up": float(usage.bytes_up),
-            "bytes_down": float(usage.bytes_down),
-            "requests": float(usage.requests),
-            "stall_seconds": self._stall_seconds,
-            "global_step": float(self.global_step),
-        }
-        if self._last_aligned is not None:
-            figures["participants"] = float(self._last_aligned.participants)
-            if self._last_aligned.cosine is not None:
-                figures["cosine"] = self._last_aligned.cosine
-        return figures
+        return figures(
+            usage=self._meter.usage,
+            live=self._engine.live_learners if self._engine is not None else 0,
+            rounds=self.rounds_seen,
+            tokens=self.run_tokens,
+            step=self.global_step,
+            stalled=self._stall_seconds,
+            merged=self._merged_rounds,
+            aligned=self._last_aligned,
+        )
 
     # -- faults --------------------------------------------------------------------------------------------
 

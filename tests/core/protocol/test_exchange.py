@@ -370,3 +370,19 @@ def test_a_damaged_section_is_refused_with_a_reason(damage: str) -> None:
         assert isinstance(found, Rejected) and found.reason
 
     virtually(main)
+
+
+def test_sections_of_equal_numbers_do_not_take_each_others_place() -> None:
+    """A fragment of zeros and its outer state of zeros have the same data under other names."""
+
+    async def main(mailbox: MemoryMailbox, clock: Clock) -> None:
+        theta = FragmentLayout(0, (Piece("w", (4,), 0),))
+        outer = FragmentLayout(0, (Piece("momentum/w", (4,), 0),))
+        zeros = np.zeros(4, np.float32)
+        first = await put_section(mailbox, clock, "theta", 7, "a", theta, zeros)
+        second = await put_section(mailbox, clock, "outer", 7, "a", outer, zeros)
+        for section, layout in ((first, theta), (second, outer)):
+            found = await get_section(mailbox, clock, section, layout)
+            assert not isinstance(found, Rejected), found
+
+    virtually(main)

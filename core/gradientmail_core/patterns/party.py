@@ -1,0 +1,36 @@
+"""What a pattern knows of the node that uses it: its name, its mailbox and clock, and who else lives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradientmail_core.clock import Clock
+from gradientmail_core.events import Callback
+from gradientmail_core.mailbox.base import Mailbox
+from gradientmail_core.protocol.records import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A node in a run, as patterns see it.
+
+    ``alive(node, since)`` says whether a node may still be there; one that was never seen counts as silent from
+    ``since`` (seconds of ``clock``). ``period`` is the time between two looks, ``nonce`` draws fresh hex.
+    """
+
+    run: str
+    node: str
+    incarnation: str
+    mailbox: Mailbox
+    clock: Clock
+    period: float
+    nonce: Callable[[], str]
+    alive: Callable[[str, float], bool]
+    emit: Callback
+
+    def claim(self) -> Claim:
+        """A claim in this node's name, fresh with each call."""
+        return Claim(self.run, self.node, self.incarnation, self.nonce())
+
+    def is_older_self(self, holder: Claim) -> bool:
+        """True for a claim of an earlier process of this node."""
+        return holder.node == self.node and holder.incarnation != self.incarnation

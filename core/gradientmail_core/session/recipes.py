@@ -1,0 +1,109 @@
+"""The patterns for a training loop: shared work, barriers and ranks, done by the session's own engine thread.
+
+While the training thread waits here the node counts as paused, so no round waits for it, and commits that arrive are
+written at the next step.
+"""
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from gradientmail_core.engine.node import Node
+from gradientmail_core.engine.run import Host
+from gradientmail_core.errors import RankLost
+from gradientmail_core.patterns.barrier import pass_barrier
+from gradientmail_core.patterns.party import Party
+from gradientmail_core.patterns.ranks import Ranks
+from gradientmail_core.patterns.shared_queue import SharedQueue
+from gradientmail_core.patterns.units import UnitLedger
+from gradientmail_core.protocol.recipes import RankKey
+from gradientmail_core.session.background import Loop
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Recipes:
+    """The patterns of one joined session; ``held()`` is entered while the training thread waits."""
+
+    def __init__(self, host: Host, engine: Node, loop: Loop, held: Callable[[], AbstractContextManager[None]]) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._held = held
+        self._queues: list[SharedQueue[Any]] = []
+        self._ranks: Ranks | None = None
+        self._rank: RankKey | None = None
+        self._lost: RankKey | None = None
+        self._party = Party(
+            run=engine.run_id,
+            node=host.node,
+            incarnation=host.incarnation,
+            mailbox=host.mailbox,
+            clock=host.clock,
+            period=host.timeouts.period,
+            nonce=host.nonce,
+            alive=lambda node, since: engine.board.gone(node, since) is None,
+            emit=host.emit,
+        )
+
+    def shared_queue(
+        self, units: int, load: Callable[[int], V], *, name: str, block: int, ahead: int
+    ) -> SharedQueue[V]:
+        """A queue of ``units`` that all nodes share; see :class:`SharedQueue`."""
+        ledger = UnitLedger(self._party, name, units, block)
+        queue = SharedQueue(ledger, self._loop, load, ahead=ahead, held=self._held)
+        self._queues.append(queue)
+        return queue
+
+    def barrier(self, name: str, count: int, timeout: float | None) -> None:
+        """Hold the training thread until ``count`` nodes are at barrier ``name``."""
+        self._wait(pass_barrier(self._party, name, count, timeout))
+
+    def take_rank(self, count: int) -> int:
+        """Take one of ``count`` ranks, waiting for a free one, and keep watch over it."""
+        watched = self._ranks is not None
+        self._ranks = self._ranks or Ranks(self._party, count)
+        key = self._wait(self._ranks.take())
+        self._rank, self._lost = key, None
+        if not watched:
+            self._wait(self._watching())
+        return key.rank
+
+    @property
+    def rank(self) -> int | None:
+        """The rank this node holds; None without ranks, or while it holds none."""
+        return self._rank.rank if self._rank is not None else None
+
+    def check_rank(self) -> None:
+        """Raise :class:`RankLost`, once, if the rank went back to the node that held it before."""
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise RankLost(
+                f"Rank {lost.rank} went back to the node that held it before, which was only slow.",
+                "Take another one with session.take_rank(), or leave.",
+            )
+
+    def release(self) -> None:
+        """Give back what this node holds, before it leaves."""
+        for queue in self._queues:
+            queue.release()
+        if self._ranks is not None and self._rank is not None:
+            self._loop.run(self._ranks.drop(self._rank))
+
+    def stop(self) -> None:
+        """Stop loading; claims run out with the lease."""
+        for queue in self._queues:
+            queue.stop()
+
+    def _wait(self, work: Coroutine[Any, None, T]) -> T:
+        with self._held():
+            return self._loop.run(work)
+
+    async def _watching(self) -> None:
+        self._engine.accompany(self._watch())
+
+    async def _watch(self) -> None:
+        while self._ranks is not None:
+            await self._party.clock.sleep(self._party.period)
+            if self._rank is not None and not await self._ranks.holds(self._rank):
+                self._lost, self._rank = self._rank, None
