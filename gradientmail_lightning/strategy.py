@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradientmail_core.adapters.seeding import node_seed
-from gradientmail_core.adapters.torch import TorchModel
+from gradientmail_core.adapters.torch import Buffers, TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
 from gradientmail_core.adapters.torch_loaders import in_own_order, samples_in
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -60,6 +60,8 @@ class GradientMailMixin(_Stock):
       silent, or alive without taking steps.
     * ``tokens``: samples or tokens in a batch (default: ``input_ids``, else the batch's length).
     * ``own_order``: shuffle differently from every other node.
+    * ``buffers``: ``"mean"`` merges floating-point buffers (a BatchNorm's statistics) too, on every node;
+      ``"local"`` leaves each node its own. Not chosen means local, with a warning where there are any.
     * ``max_batch_size``: with ``global_batch_size``, the most samples that one process takes in one batch.
     * ``evaluate``: ``"global"`` validates and tests on the committed parameters; ``"local"`` on this node's own.
     * ``follow_run``: start where the run is: ``global_step``, epoch, learning rate schedules (see
@@ -81,6 +83,7 @@ class GradientMailMixin(_Stock):
         progress_timeout: float = 300.0,
         tokens: Tokens | None = None,
         own_order: bool = True,
+        buffers: Buffers | None = None,
         max_batch_size: int | None = None,
         evaluate: str = "local",
         follow_run: bool = True,
@@ -96,6 +99,7 @@ class GradientMailMixin(_Stock):
         self.progress_timeout = progress_timeout
         self._tokens = tokens or samples_in
         self._own_order = own_order
+        self._buffers = buffers
         self._max_batch_size = max_batch_size
         self._evaluate = checked_choice(evaluate)
         self._follow_run = follow_run
@@ -190,10 +194,11 @@ class GradientMailMixin(_Stock):
             self._say("fast_dev_run: no run is joined")
             return
         assert self.lightning_module is not None
-        adapter = TorchModel(self.lightning_module)
+        adapter = self._adapt(self.lightning_module)
         for optimizer in self.optimizers:
             adapter.track_optimizer(optimizer)
-        self._note_buffers(adapter.unmerged_buffers)
+        if self._buffers is None:
+            self._note_buffers(adapter.unmerged_buffers)
         self._processes = self._make_processes(adapter)
         self._adapter = adapter
         self._stepped, self._pending, self._seen, self._steps = False, 0, False, 0
@@ -250,7 +255,7 @@ class GradientMailMixin(_Stock):
         visits = self._evaluate == "global" and trainer.state.fn in ("validate", "test")
         if self._processes is None and visits:
             assert self.lightning_module is not None
-            self._visiting = self._make_processes(TorchModel(self.lightning_module))
+            self._visiting = self._make_processes(self._adapt(self.lightning_module))
         processes = self._processes or self._visiting
         if processes is not None:
             processes.run(self._lend)
@@ -317,6 +322,9 @@ class GradientMailMixin(_Stock):
         self._adapter = None
 
     # -- parts ---------------------------------------------------------------------------------------------
+
+    def _adapt(self, module: "LightningModule") -> TorchModel:
+        return TorchModel(module, buffers=self._buffers or "local")
 
     def _make_processes(self, adapter: TorchModel) -> Processes:
         return Alone(adapter)
@@ -435,7 +443,7 @@ class GradientMailMixin(_Stock):
         if names and self.is_global_zero:
             self._logger.warning(
                 "GradientMail: %d buffers (such as %s) are not merged: each node keeps its own, and a node that joins "
-                "late starts with its own. Where they matter (BatchNorm), prefer GroupNorm or LayerNorm.",
+                "late starts with its own. buffers='mean' merges them, buffers='local' says that this is meant.",
                 len(names),
                 names[0],
             )

@@ -188,6 +188,38 @@ def test_batch_norm_statistics_are_a_warning(pl, caplog):
     assert "2 buffers (such as net.0.running_mean) are not merged" in told[0]
 
 
+def with_batch_norm(pl):
+    module = pl.Module()
+    module.net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), module.net)
+    return module
+
+
+def test_batch_norm_statistics_that_are_meant_to_be_local_are_no_warning(pl, caplog):
+    with caplog.at_level(logging.WARNING, logger=pl.name):
+        pl.fit(with_batch_norm(pl), pl.Strategy(buffers="local"), limit_train_batches=1)
+        pl.fit(with_batch_norm(pl), pl.Strategy(buffers="mean"), limit_train_batches=1)
+    assert not [record for record in caplog.records if record.name.endswith("gradientmail")]
+
+
+def test_a_late_node_starts_from_the_runs_batch_norm_statistics(pl, tmp_path):
+    def strategy(node):
+        algorithm = DiLoCo(sync_every=4, fragments=2, delta_codec="F32")
+        url = (tmp_path / "run").as_uri()
+        return pl.gm.GradientMailStrategy(mailbox=url, algorithm=algorithm, node=node, buffers="mean")
+
+    first = with_batch_norm(pl)
+    pl.fit(first, strategy("a"))
+    found = []
+
+    class Watch(pl.pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            found.append(pl_module.net[0].running_mean.clone())
+
+    pl.fit(with_batch_norm(pl), strategy("b"), callbacks=[Watch()], max_epochs=2)
+    assert torch.equal(found[0], first.net[0].running_mean)
+    assert found[0].abs().max() > 0.05
+
+
 # Optimizers
 
 

@@ -11,9 +11,9 @@ Wrappers are known by their class names, so that none of the libraries they come
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 _ALWAYS_TRANSPARENT: Final = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
@@ -34,7 +34,7 @@ _TRANSPARENT_BELOW: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a parameter hangs: ``owner`` (a module) holds it as ``attribute``; ``path`` is its canonical name."""
+    """Where a parameter or buffer hangs: ``owner`` holds it as ``attribute``; ``path`` is its canonical name."""
 
     path: str
     owner: nn.Module
@@ -42,10 +42,11 @@ class Place:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The parameter that hangs there now."""
-        parameter = self.owner._parameters[self.attribute]
-        assert parameter is not None
-        return parameter
+        """The parameter, or the buffer, that hangs there now."""
+        held: Tensor | None = self.owner._parameters.get(self.attribute)
+        if held is None:
+            held = self.owner._buffers[self.attribute]
+        return cast(nn.Parameter, held)
 
 
 def is_a(module: object, class_name: str) -> bool:
@@ -68,14 +69,27 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def places(module: nn.Module, prefix: str = "") -> Iterator[Place]:
+def places(module: nn.Module) -> Iterator[Place]:
     """Every way to reach every parameter below ``module``, aliases included."""
-    for attribute, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Place(prefix + attribute, module, attribute)
+    for owner, path in _owners(module, ""):
+        for attribute, parameter in owner._parameters.items():
+            if parameter is not None:
+                yield Place(path + attribute, owner, attribute)
+
+
+def buffer_places(module: nn.Module) -> Iterator[Place]:
+    """Every way to reach every buffer below ``module`` that a checkpoint holds."""
+    for owner, path in _owners(module, ""):
+        for attribute, buffer in owner._buffers.items():
+            if buffer is not None and attribute not in owner._non_persistent_buffers_set:
+                yield Place(path + attribute, owner, attribute)
+
+
+def _owners(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str]]:
+    yield module, prefix
     for child, inner in module._modules.items():
         if inner is not None:
-            yield from places(inner, prefix if is_transparent(module, child) else f"{prefix}{child}.")
+            yield from _owners(inner, prefix if is_transparent(module, child) else f"{prefix}{child}.")
 
 
 def common_attribute(aliases: Iterable[Sequence[str]]) -> str | None:

@@ -1,7 +1,7 @@
 """Which adapter a model needs; frameworks are imported only once they are known to be in use."""
 
 import sys
-from typing import TYPE_CHECKING, Final, TypeGuard, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeGuard, cast
 
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors.model import Model
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 _MODEL_MEMBERS: Final = ("schema", "frozen_fingerprint", "read", "write", "reset_optimizer")
 
 
-def resolve(model: object) -> Model:
+def resolve(model: object, *, buffers: Literal["local", "mean"] = "local") -> Model:
     """``model`` itself if it already is a :class:`Model`, else the adapter for its framework.
+
+    ``buffers`` says who owns a torch module's floating-point buffers, see
+    :class:`gradientmail_core.adapters.torch.TorchModel`.
 
     A framework that this process never imported cannot have made ``model``, so none is imported here.
     Raises :class:`ConfigurationError` for anything else, and whatever the adapter refuses.
@@ -24,7 +27,7 @@ def resolve(model: object) -> Model:
     if "torch" in sys.modules and _is_torch(model):
         from gradientmail_core.adapters.torch import TorchModel
 
-        return TorchModel(model)
+        return TorchModel(model, buffers=buffers)
     raise ConfigurationError(
         f"A model of type {type(model).__module__}.{type(model).__qualname__} cannot be trained.",
         "Give a torch.nn.Module, or an object with the members of gradientmail_core.tensors.model.Model.",

@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gradientmail_core.adapters.fingerprint import fingerprint, wraps_tensors
-from gradientmail_core.adapters.names import Place, below, common_attribute, is_a, places, unwrapped
+from gradientmail_core.adapters.names import Place, below, buffer_places, common_attribute, is_a, places, unwrapped
 from gradientmail_core.adapters.staging import Staging
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors.model import Flat
@@ -34,6 +34,9 @@ from gradientmail_core.tensors.schema import FragmentLayout, Piece, Role, Schema
 
 _TRAINABLE_DTYPES: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _EMBEDDINGS: Final = (nn.Embedding, nn.EmbeddingBag)
+
+Buffers: TypeAlias = Literal["local", "mean"]
+"""Who owns a model's floating-point buffers: each node, or the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,15 @@ class TorchModel:
     ``strip_attribute`` leaves the one attribute that leads to all trainable parameters out of their
     names; None means only for Lightning modules (see the module's docstring).
 
+    ``buffers="mean"`` also takes the floating-point buffers that a checkpoint holds (a BatchNorm's statistics) to
+    the run, which averages them and steps no outer optimizer on them; all nodes must say the same. With ``"local"``
+    each node keeps its own, and one that joins late, or only aligns, has those of its own start.
+
     Raises :class:`ConfigurationError` when nothing is trainable, or when something trainable cannot be
     merged: quantised, complex or integer tensors, tensors without memory, FSDP1 and DeepSpeed shards.
     """
 
-    def __init__(self, module: nn.Module, *, strip_attribute: bool | None = None) -> None:
+    def __init__(self, module: nn.Module, *, strip_attribute: bool | None = None, buffers: Buffers = "local") -> None:
         root = unwrapped(module)
         self.module = module
         self._strip = is_a(root, "LightningModule") if strip_attribute is None else strip_attribute
@@ -80,13 +87,14 @@ class TorchModel:
             )
         for tensor in trainable:
             _refuse_untrainable(tensor)
-        self._trainable: Mapping[str, Bound] = {tensor.name: tensor for tensor in trainable}
+        self._buffers = _bound_buffers(module, self._attribute) if buffers == "mean" else []
+        self._trainable: Mapping[str, Bound] = {tensor.name: tensor for tensor in [*trainable, *self._buffers]}
         self._frozen = tuple(tensor for tensor in bound if not tensor.parameter.requires_grad)
-        self._schema = Schema.of(_specs(module, trainable))
+        self._schema = Schema.of([*_specs(module, trainable), *_buffer_specs(self._buffers)])
 
     @property
     def schema(self) -> Schema:
-        """The trainable tensors under their canonical names."""
+        """The trainable tensors, and the buffers that are merged, under their canonical names."""
         return self._schema
 
     @cached_property
@@ -104,10 +112,8 @@ class TorchModel:
 
     @property
     def unmerged_buffers(self) -> list[str]:
-        """Floating-point buffers that a checkpoint holds, such as a BatchNorm's: each node keeps its own."""
-        root = unwrapped(self.module)
-        saved = root.state_dict(keep_vars=True)
-        return [name for name, buffer in root.named_buffers() if name in saved and buffer.is_floating_point()]
+        """Floating-point buffers that a checkpoint holds, such as a BatchNorm's, if each node keeps its own."""
+        return [] if self._buffers else [tensor.name for tensor in _bound_buffers(self.module, None)]
 
     @property
     def sharded(self) -> bool:
@@ -205,6 +211,20 @@ def _bound(module: nn.Module, strip: bool, attribute: str | None = None) -> tupl
         attribute = common_attribute([[place.path for place in group] for group in tied if _trains(group)])
     bound = [_named(group, attribute) for group in tied]
     return sorted(bound, key=lambda tensor: tensor.name), attribute
+
+
+def _bound_buffers(module: nn.Module, attribute: str | None) -> list[Bound]:
+    """The floating-point buffers that a checkpoint holds, in name order; only those below ``attribute``."""
+    groups: dict[int, list[Place]] = {}
+    for place in buffer_places(module):
+        inside = attribute is None or place.path.startswith(f"{attribute}.")
+        if inside and place.parameter.dtype in _TRAINABLE_DTYPES:
+            groups.setdefault(id(place.parameter), []).append(place)
+    return sorted((_named(group, attribute) for group in groups.values()), key=lambda tensor: tensor.name)
+
+
+def _buffer_specs(buffers: Iterable[Bound]) -> list[TensorSpec]:
+    return [TensorSpec(tensor.name, tuple(tensor.parameter.shape), "buffer") for tensor in buffers]
 
 
 def _trains(group: Sequence[Place]) -> bool:

@@ -35,7 +35,7 @@ from gradientmail_core.algorithms.reduction import (
 )
 from gradientmail_core.algorithms.settings import Named, Settings, checked, named_from
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.tensors.schema import FragmentLayout, Role
+from gradientmail_core.tensors.schema import ROLES, FragmentLayout, Role
 
 __all__ = [
     "Contribution",
@@ -51,7 +51,7 @@ __all__ = [
     "piece_squares",
 ]
 
-_ROLES = ("matrix", "embedding", "head", "vector")
+_ALWAYS_DIRECT = ("buffer",)
 
 
 class Merge(Protocol):
@@ -94,10 +94,10 @@ class Rda(Named):
     with the number of nodes; this one keeps its norm, and the outer learning rate need not follow.
 
     Pieces whose role is in ``direct_roles`` take the plain weighted mean, because the deltas of embeddings,
-    heads and 1-D tensors are not near-orthogonal. Where directions cancel, that is ``|sum w_m phi(x_m)|`` is at
-    most ``floor`` with weights summing to 1, there is none to follow: ``cancel="mean"`` takes the plain mean
-    there, ``"zero"`` leaves the piece where it is. The floor is above the rounding of fp32, so noise is never
-    blown up to full norm. A lone contribution is returned as it is.
+    heads and 1-D tensors are not near-orthogonal; buffers always do. Where directions cancel, that is
+    ``|sum w_m phi(x_m)|`` is at most ``floor`` with weights summing to 1, there is none to follow:
+    ``cancel="mean"`` takes the plain mean there, ``"zero"`` leaves the piece where it is. The floor is above the
+    rounding of fp32, so noise is never blown up to full norm. A lone contribution is returned as it is.
     """
 
     direct_roles: tuple[Role, ...] = ("embedding", "head", "vector")
@@ -108,16 +108,17 @@ class Rda(Named):
     def __post_init__(self) -> None:
         _check_clip(self.clip)
         checked("floor", self.floor, 0.0, 1.0)
-        if self.cancel not in ("mean", "zero") or not all(role in _ROLES for role in self.direct_roles):
+        if self.cancel not in ("mean", "zero") or not all(role in ROLES for role in self.direct_roles):
             raise ConfigurationError(
                 f"Rda has cancel={self.cancel!r} and direct_roles={self.direct_roles!r}.",
-                f"Use 'mean' or 'zero', and roles of {', '.join(_ROLES)}.",
+                f"Use 'mean' or 'zero', and roles of {', '.join(ROLES)}.",
             )
 
     def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
         round_ = measured(contributions, layout)
         mean = _mean_coefficients(round_, self.clip)
-        direct = np.array([len(contributions) == 1 or piece.role in self.direct_roles for piece in layout.pieces])
+        roles = (*self.direct_roles, *_ALWAYS_DIRECT)
+        direct = np.array([len(contributions) == 1 or piece.role in roles for piece in layout.pieces])
         lengths = np.sqrt(round_.squares)
         delta, squares, cosine = weighted_sum(round_, np.where(direct, mean, _directions(round_, lengths)))
         cancelled = ~direct & (squares <= self.floor**2)

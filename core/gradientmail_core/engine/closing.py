@@ -111,9 +111,20 @@ def merger(run: Run, head: Head, theta: Flat, outer: Sequence[Flat], accepted: S
     moved = theta.copy()
     state = tuple(part.copy() for part in outer)
     run.settings.outer.step(moved, merged.delta, state, head.version + 1, len(accepted))
+    _average_buffers(layout, theta, merged.delta, moved, state)
     if not is_finite(moved) or not all(is_finite(part) for part in state):
         return None
     return Merger(moved, state, merged.cosine)
+
+
+def _average_buffers(layout: FragmentLayout, theta: Flat, delta: Flat, moved: Flat, state: Sequence[Flat]) -> None:
+    """Statistics become their mean over the nodes: momentum would carry them past it, a variance below zero."""
+    for piece in layout.pieces:
+        if piece.role == "buffer":
+            span = slice(piece.offset, piece.offset + piece.elements)
+            moved[span] = theta[span] - delta[span]
+            for part in state:
+                part[span] = 0.0
 
 
 def outer_layout(layout: FragmentLayout, names: Sequence[str]) -> FragmentLayout:

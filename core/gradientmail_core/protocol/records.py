@@ -24,6 +24,7 @@ from gradientmail_core.protocol.fields import (
     parse_object,
 )
 from gradientmail_core.protocol.keys import ROUND_MAX, is_blob_key
+from gradientmail_core.tensors.schema import ROLES
 
 FORMAT = 1
 MANIFEST_LONGEST = 64 * 2**20
@@ -255,10 +256,10 @@ def _seconds(fields: Fields, name: str) -> float:
 
 def _tensor(item: object) -> tuple[str, tuple[int, ...], str]:
     match item:
-        case [str() as name, [*shape], ("matrix" | "embedding" | "head" | "vector") as role] if len(name) <= 512:
+        case [str() as name, [*shape], str() as role] if len(name) <= 512 and role in ROLES:
             sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= COUNT_MAX)
             if len(sizes) == len(shape) <= DIMENSIONS_MOST:
-                return name, sizes, str(role)
+                return name, sizes, role
     raise FieldRefused("a tensor is not [name, shape, role]")
 
 

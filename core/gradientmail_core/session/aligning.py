@@ -16,7 +16,6 @@ from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
 from gradientmail_core.session.background import Loop
-from gradientmail_core.tensors.model import Model
 from gradientmail_core.tensors.schema import schema_difference
 
 
@@ -27,12 +26,12 @@ def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
     """
     loop = Loop()
     try:
-        return _aligned(loop, resolve(model), opened(mailbox, must_exist=True))
+        return _aligned(loop, model, opened(mailbox, must_exist=True))
     finally:
         loop.stop()
 
 
-def _aligned(loop: Loop, model: Model, mailbox: Mailbox) -> int:
+def _aligned(loop: Loop, bare: object, mailbox: Mailbox) -> int:
     clock = SystemClock()
     emit = emitter((log_event,))
     patient = RetryingMailbox(mailbox, clock, random.Random(0), emit)
@@ -41,7 +40,10 @@ def _aligned(loop: Loop, model: Model, mailbox: Mailbox) -> int:
         found = loop.run(find_run(host))
         if found is None:
             raise RunMismatch(f"There is no run at {mailbox.url}.", "Check the URL, or start a node first.")
-        differences = schema_difference(model.schema, manifest_schema(found.manifest))
+        schema = manifest_schema(found.manifest)
+        merges_buffers = any(tensor.role == "buffer" for tensor in schema.tensors)
+        model = resolve(bare, buffers="mean" if merges_buffers else "local")
+        differences = schema_difference(model.schema, schema)
         if differences:
             raise SchemaMismatch(
                 "The run has other tensors than this model:\n  " + "\n  ".join(differences) + "\n",

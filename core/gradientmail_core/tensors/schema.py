@@ -12,14 +12,17 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
-Role: TypeAlias = Literal["matrix", "embedding", "head", "vector"]
+Role: TypeAlias = Literal["matrix", "embedding", "head", "vector", "buffer"]
+"""A tensor's part in the model; a buffer (a BatchNorm's statistics) is averaged, and no optimizer moves it."""
+
+ROLES: Final[tuple[str, ...]] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One trainable tensor: canonical name, shape (elements per dimension), and its part in the model."""
+    """One tensor that is merged: canonical name, shape (elements per dimension), and its part in the model."""
 
     name: str
     shape: tuple[int, ...]

@@ -285,6 +285,32 @@ def test_buffers_that_stay_local_are_named():
     assert TorchModel(Gpt()).unmerged_buffers == []
 
 
+def test_buffers_that_are_merged_are_tensors_of_the_schema():
+    norm = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh())
+    norm.register_buffer("scratch", torch.zeros(1), persistent=False)
+    model = TorchModel(norm, buffers="mean")
+    roles = {tensor.name: tensor.role for tensor in model.schema.tensors}
+    assert [name for name, role in roles.items() if role == "buffer"] == ["1.running_mean", "1.running_var"]
+    assert (model.unmerged_buffers, model.newly_trainable()) == ([], [])
+    layout = whole(model.schema)
+    kept = model.keep()
+    model.write(layout, np.arange(layout.size, dtype=np.float32))
+    found = np.empty(layout.size, np.float32)
+    model.read(layout, found)
+    assert np.array_equal(found, np.arange(layout.size))
+    assert norm[1].running_var.tolist() == [10.0, 11.0]
+    model.restore(kept)
+    assert norm[1].running_var.tolist() == [1.0, 1.0]
+
+
+def test_buffers_beside_the_model_of_a_lightning_module_are_left_out():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    outer = LightningModule()
+    outer.net = inner
+    outer.register_buffer("steps", torch.zeros(1))
+    assert TorchModel(outer, buffers="mean").schema == TorchModel(inner, buffers="mean").schema
+
+
 # Refusals
 
 

@@ -195,6 +195,21 @@ def test_the_outer_step_moves_the_parameters_by_the_weighted_mean() -> None:
     assert result.outer == ()
 
 
+def test_buffers_take_the_mean_whatever_the_outer_optimizer() -> None:
+    run = run_of(replace(PLAIN, outer=Nesterov(lr=0.7, momentum=0.9, warmup=0.0)))
+    layout = run.layouts[0]
+    pieces = (replace(layout.pieces[0], role="buffer"), *layout.pieces[1:])
+    run = replace(run, layouts=(replace(layout, pieces=pieces), *run.layouts[1:]))
+    theta, momentum = np.full(SIZE, 10.0, np.float32), np.full(SIZE, 2.0, np.float32)
+    two = [accepted("a", 1.0, tokens=100), accepted("b", 2.0, tokens=200)]
+    result = merger(run, HEAD, theta, (momentum,), two)
+    assert result is not None
+    count = pieces[0].elements
+    assert result.theta[:count] == pytest.approx(10.0 - (0.2 * 1.0 + 0.8 * 2.0))
+    assert (result.outer[0][:count] == 0.0).all()
+    assert (result.theta[count:] < 7.5).all()
+
+
 def test_outer_state_is_moved_and_not_shared() -> None:
     run = run_of(replace(PLAIN, outer=Nesterov(lr=1.0, momentum=0.5, warmup=0.0)))
     theta, momentum = np.zeros(SIZE, np.float32), np.full(SIZE, 2.0, np.float32)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gradientmail_core as gm
+from gradientmail_core.adapters.torch import TorchModel
 
 
 def network(seed: int = 0) -> torch.nn.Module:
@@ -25,6 +26,19 @@ def test_align_loads_the_committed_model() -> None:
     other = network(seed=1)
     gm.align(other, mailbox=mailbox)
     assert all(torch.equal(one, two) for one, two in zip(module.parameters(), other.parameters(), strict=True))
+
+
+def test_align_loads_statistics_where_the_run_merges_them() -> None:
+    mailbox = gm.MemoryMailbox()
+    module, other = torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8)
+    model = TorchModel(module, buffers="mean")
+    with gm.Session(model, mailbox=mailbox, algorithm=gm.DiLoCo(sync_every=1, fragments=1)) as session:
+        module(torch.rand(16, 8))
+        expected = module.state_dict()["running_mean"].clone()
+        session.step()
+    gm.align(other, mailbox=mailbox)
+    assert torch.allclose(other.state_dict()["running_mean"], expected, rtol=0.01)
+    assert expected.abs().max() > 0.001
 
 
 def test_align_makes_no_directory(tmp_path: Path) -> None:
