@@ -1,0 +1,405 @@
+"""What makes a Hugging Face ``Trainer`` a node of a run.
+
+Steps. ``on_step_end`` is one optimizer step, unless the gradient scaler skipped it; its samples then count with the
+next one. It comes before the Trainer logs, evaluates and saves, and this callback is the first to hear of it, so all
+that follows sees what was merged. Samples are counted where the batch is, around ``training_step``: the tokens of
+``input_ids``, unless the trainer counts what it feeds to the model itself (``include_num_input_tokens_seen``, GRPO).
+
+The end. No one event says that training is over in time: when ``on_train_end`` comes, the best checkpoint has been
+loaded, and the newest commit would overwrite it. So the session is closed at the first sign: the last step, the end
+of an epoch after which training stops, the summary in the log, ``on_train_end``. An exception aborts it, and so does
+whatever begins training anew without having ended it (``auto_find_batch_size``, a notebook's cell run twice).
+"""
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from gradientmail_core.adapters.seeding import node_seed
+from gradientmail_core.adapters.torch import TorchModel
+from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
+from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, samples_in
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.events import Callback, Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
+from gradientmail_core.mailbox import Mailbox
+from gradientmail_core.session import Session, default_node
+from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
+from gradientmail_core.tensors.model import Model
+from gradientmail_hf import termination
+from gradientmail_hf.attaching import Method, caller_of, place_early, refuse_unusable, wrap
+from gradientmail_hf.checkpoint import Progress, read_progress, write_progress
+from gradientmail_hf.data import batches_behind, own_order, resize, why_fixed
+from gradientmail_hf.membership import Membership
+
+Tokens: TypeAlias = Callable[[object], int]
+"""How much a batch counts, in the unit all nodes use."""
+
+LOGGED: Final = "gradientmail/"
+"""What the names of all metrics begin with in logs."""
+SHOWN: Final = {"round": "round", "live_nodes": "nodes"}
+"""Metrics that have a place beside the progress bar, and their names there; loggers get all."""
+
+logger = transformers_logging.get_logger("transformers.gradientmail")
+
+
+class GradientMailCallback(TrainerCallback):
+    """Train in a run: ``Trainer(..., callbacks=[GradientMailCallback(mailbox=..., algorithm=...)])``.
+
+    * ``mailbox``: URL of the run's store, or a mailbox (default: the environment's ``GRADIENTMAIL_MAILBOX``).
+    * ``algorithm``: the run's settings, the same on every node (default: DiLoCo's, and the environment's).
+    * ``node``: this node's name in the run (default: a resumed checkpoint's, else host name and random hex).
+    * ``min_nodes``: nodes to wait for before training starts.
+    * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is silent, or
+      alive without taking steps.
+    * ``tokens``: samples or tokens in a batch, as ``training_step`` gets it.
+    * ``own_order``: shuffle differently from every other node.
+    * ``max_batch_size``: with a global batch size, the most samples that one process trains on at once.
+    * ``evaluate``: what is evaluated while training, this node's model (``"local"``) or the run's newest
+      (``"global"``). Checkpoints hold the node's own in both cases.
+    * ``callbacks`` receive every event of the session; the default logs them.
+
+    Raises :class:`ConfigurationError` for settings and trainers that cannot work.
+    """
+
+    def __init__(
+        self,
+        mailbox: str | os.PathLike[str] | Mailbox | None = None,
+        algorithm: DiLoCo | None = None,
+        *,
+        node: str | None = None,
+        min_nodes: int = 1,
+        lease_timeout: float = 120.0,
+        progress_timeout: float = 300.0,
+        tokens: Tokens | None = None,
+        own_order: bool = True,
+        max_batch_size: int | None = None,
+        evaluate: Literal["local", "global"] = "local",
+        callbacks: Sequence[Callback] = (log_event,),
+    ) -> None:
+        if evaluate not in ("local", "global"):
+            raise ConfigurationError(f"evaluate is {evaluate!r}.", "Use 'local' or 'global'.")
+        if max_batch_size is not None and max_batch_size < 1:
+            raise ConfigurationError(f"max_batch_size is {max_batch_size}.", "Use 1 or more.")
+        self.mailbox = mailbox if mailbox is not None else mailbox_from(os.environ)
+        self.algorithm = algorithm or algorithm_from(os.environ)
+        self.node = node or os.environ.get(PREFIX + "NODE")
+        self.min_nodes = min_nodes
+        self.lease_timeout = lease_timeout
+        self.progress_timeout = progress_timeout
+        self._tokens = tokens
+        self._own_order = own_order
+        self._max_batch_size = max_batch_size
+        self._evaluate_committed = evaluate == "global"
+        self._callbacks = tuple(callbacks)
+        self._attached: weakref.WeakSet[Trainer] = weakref.WeakSet()
+        self._trainer: Trainer | None = None
+        self._membership: Membership | None = None
+        self._running_name = self.node or ""
+        self._stream: ElasticStream | None = None
+        self._figures: dict[str, float] = {}
+        self._trainer_counted: int | None = None
+        self._watch: RemovableHandle | None = None
+        self._overflowed = False
+
+    # -- the trainer ---------------------------------------------------------------------------------------
+
+    def attach(self, trainer: Trainer) -> None:
+        """Take part in ``trainer``, and be told when its training fails. Done by itself; safe to call again.
+
+        Raises :class:`ConfigurationError` for DeepSpeed, Megatron-LM, and a second callback of this kind.
+        """
+        refuse_unusable(trainer)
+        place_early(trainer, self)
+        self._trainer = trainer
+        if trainer in self._attached:
+            return
+        self._attached.add(trainer)
+        # An epoch is guarded as well as the whole: with a callback added late, the whole is under way already.
+        for name, around in {
+            "train": self._guarded,
+            "_run_epoch": self._guarded,
+            "training_step": self._counted,
+            "evaluate": self._evaluated,
+        }.items():
+            wrap(trainer, name, around)
+
+    def _guarded(self, stock: Method) -> Method:
+        def guarded(*args: object, **kwargs: object) -> object:
+            try:
+                return stock(*args, **kwargs)
+            except BaseException as error:
+                self._abort(f"{type(error).__name__}: {error}".removesuffix(": "))
+                raise
+
+        return guarded
+
+    def _counted(self, stock: Method) -> Method:
+        def counted(model: nn.Module, inputs: object, *args: object, **kwargs: object) -> object:
+            if self._membership is not None and self._trainer_counted is None:
+                self._membership.count((self._tokens or samples_in)(inputs))
+            loss = stock(model, inputs, *args, **kwargs)
+            if self._stream is not None:
+                self._stream.confirm()
+            return loss
+
+        return counted
+
+    def _evaluated(self, stock: Method) -> Method:
+        def evaluated(*args: object, **kwargs: object) -> object:
+            if self._membership is None:
+                return stock(*args, **kwargs)
+            with self._membership.evaluating(committed=self._evaluate_committed):
+                return stock(*args, **kwargs)
+
+        return evaluated
+
+    # -- events of the trainer -----------------------------------------------------------------------------
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Attach to the trainer that is being made."""
+        caller = caller_of(self)
+        if caller is not None:
+            self.attach(caller.trainer)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Join: whatever restores a checkpoint has done so, and no batch was drawn yet."""
+        self._abort("training began anew")
+        caller = caller_of(self)
+        if caller is None:
+            raise ConfigurationError(
+                "GradientMailCallback is not called by a Trainer.", "Give it to a transformers.Trainer, or attach() it."
+            )
+        self.attach(caller.trainer)
+        _refuse_search(state)
+        if state.global_step >= state.max_steps:
+            return
+        try:
+            self._enter(args, state, kwargs, caller.checkpoint)
+        except BaseException as error:
+            self._abort(f"{type(error).__name__} while joining")
+            raise
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Make sure that nothing trains that the run knows nothing of."""
+        if self._membership is not None:
+            self._membership.check_trainable()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """One step of the session, unless the scaler skipped the optimizer's; after the last one the end."""
+        if self._membership is None:
+            return
+        skipped = self._overflowed or getattr(kwargs["optimizer"], "step_was_skipped", False)
+        self._overflowed = False
+        if not skipped:
+            self._step(state)
+        if state.global_step >= state.max_steps:
+            self._leave()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Leave if this was the last epoch."""
+        if control.should_training_stop:
+            self._leave()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Add the run's figures to what is logged of training."""
+        logs = kwargs.get("logs")
+        if not isinstance(logs, MutableMapping):
+            return
+        if "train_runtime" in logs:
+            self._leave()
+        if "loss" in logs or "train_runtime" in logs:
+            figures = {LOGGED + name: value for name, value in self._newest_figures().items()}
+            logs.update(figures)
+            if figures and state.log_history:
+                state.log_history[-1].update(figures)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Leave what is needed to go on from here beside the checkpoint."""
+        if self._membership is None or not self._membership.leads or not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir or ".", f"checkpoint-{state.global_step}")
+        stream = self._stream.state_dict() if self._stream is not None else {}
+        write_progress(folder, self._running_name, self._membership.progress(), stream)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Leave, if nothing told before that this was the end."""
+        self._leave()
+
+    # -- one training --------------------------------------------------------------------------------------
+
+    def _enter(
+        self, args: TrainingArguments, state: TrainerState, parts: dict[str, object], checkpoint: str | None
+    ) -> None:
+        model, optimizer = parts["model"], parts["optimizer"]
+        assert isinstance(model, nn.Module) and self._trainer is not None
+        progress = read_progress(Path(checkpoint)) if checkpoint is not None else None
+        adapter = TorchModel(model)
+        bare = getattr(optimizer, "optimizer", optimizer)
+        if isinstance(bare, Optimizer):
+            adapter.track_optimizer(bare)
+            self._watch = bare.register_step_post_hook(self._saw_step)
+        _note_buffers(adapter.unmerged_buffers)
+        self._figures = {}
+        self._trainer_counted = state.num_input_tokens_seen if self._counts_itself(args) else None
+        self._running_name = self.node or (progress.node if progress is not None else default_node())
+        self._membership = Membership(adapter, _processes(self._trainer, adapter), self._open_session)
+        termination.end_by_exception()
+        self._membership.join(progress.session if progress is not None else None)
+        self._arrange_data(args, state, parts["train_dataloader"], progress)
+
+    def _saw_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """A fused optimizer that is told of overflow by the scaler runs its step and leaves the parameters alone."""
+        overflow = getattr(optimizer, "found_inf", None)
+        self._overflowed = overflow is not None and bool(overflow)
+
+    def _counts_itself(self, args: TrainingArguments) -> bool:
+        """Whether the trainer counts tokens: asked to by the user, or where prompts become batches only inside it."""
+        asked = getattr(args, "include_num_input_tokens_seen", "no") not in ("no", False)
+        return self._tokens is None and (asked or hasattr(self._trainer, "num_generations"))
+
+    def _arrange_data(
+        self, args: TrainingArguments, state: TrainerState, loader: object, progress: Progress | None
+    ) -> None:
+        assert self._membership is not None
+        if self._own_order:
+            seed = self._membership.agreed(lambda: node_seed(self._running_name, args.data_seed or args.seed))
+            reason = own_order(loader, seed)
+            if reason is not None and self._membership.leads:
+                logger.warning("GradientMail: every node reads the same data in the same order, because %s.", reason)
+        if self.algorithm.global_batch_size is None:
+            return
+        reason = why_fixed(loader)
+        if reason is not None:
+            logger.warning("GradientMail: the training batches keep their size, because %s.", reason)
+            return
+        accumulated = args.gradient_accumulation_steps
+        self._stream = resize(
+            loader,
+            self._share_of(self._membership, args.world_size * accumulated),
+            rank=args.process_index,
+            world=args.world_size,
+            skipped=0 if args.ignore_data_skip else batches_behind(loader, state.global_step, accumulated),
+            position=progress.stream if progress is not None else {},
+        )
+
+    def _share_of(self, membership: Membership, parts: int) -> Share:
+        """One of ``parts`` of the node's share, rounded up, within the user's bound."""
+        most = self._max_batch_size or sys.maxsize
+        return lambda: min(-(-membership.share // parts), most)
+
+    def _step(self, state: TrainerState) -> None:
+        assert self._membership is not None
+        if self._trainer_counted is not None:
+            self._membership.count(state.num_input_tokens_seen - self._trainer_counted)
+            self._trainer_counted = state.num_input_tokens_seen
+        if self._membership.step(counted_by_all=self._trainer_counted is not None):
+            self._membership.check_trainable()
+            self._show()
+
+    def _show(self) -> None:
+        """Write beside the progress bar, where there is one."""
+        assert self._trainer is not None
+        figures = self._newest_figures()
+        shown = {label: int(figures[name]) for name, label in SHOWN.items() if name in figures}
+        for callback in self._trainer.callback_handler.callbacks:
+            bar = getattr(callback, "training_bar", None)
+            if bar is not None and shown:
+                bar.set_postfix(shown, refresh=False)
+
+    def _newest_figures(self) -> dict[str, float]:
+        if self._membership is not None:
+            self._figures = self._membership.figures()
+        return self._figures
+
+    def _leave(self) -> None:
+        if self._membership is not None:
+            self._membership.leave()
+            self._newest_figures()
+            self._forget()
+
+    def _abort(self, reason: str) -> None:
+        membership = self._membership
+        self._forget()
+        if membership is not None:
+            membership.abort(reason)
+
+    def _forget(self) -> None:
+        self._membership = None
+        self._stream = None
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch, self._overflowed = None, False
+        termination.end_as_before()
+
+    def _open_session(self, model: Model) -> Session:
+        return Session(
+            model,
+            mailbox=self.mailbox,
+            algorithm=self.algorithm,
+            node=self._running_name,
+            min_nodes=self.min_nodes,
+            lease_timeout=self.lease_timeout,
+            progress_timeout=self.progress_timeout,
+            callbacks=(*self._callbacks, _announce),
+        )
+
+
+def _processes(trainer: Trainer, adapter: TorchModel) -> Processes:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Alone(adapter)
+    alike = 1
+    for degree in ("get_tp_size", "get_cp_size", "get_sp_size"):
+        alike *= getattr(trainer, degree, lambda: 1)()
+    return Ranks(adapter, trainer.args.device, replicas=dist.get_world_size() // alike)
+
+
+def _refuse_search(state: TrainerState) -> None:
+    if state.is_hyper_param_search:
+        raise ConfigurationError(
+            "A hyperparameter search trains one model after another, and a run has one.",
+            "Search without GradientMailCallback, and join the run with what was found.",
+        )
+
+
+def _note_buffers(names: list[str]) -> None:
+    if names:
+        logger.warning(
+            "GradientMail: %d buffers (such as %s) are not merged: each node keeps its own, and a node that joins late "
+            "starts with its own. Where they matter (BatchNorm), prefer GroupNorm or LayerNorm.",
+            len(names),
+            names[0],
+        )
+
+
+def _announce(event: Event) -> None:
+    """Tell a person what they wait for, in one line; called on the engine's thread."""
+    match event:
+        case RunWaited():
+            logger.warning("GradientMail: %s", event)
+        case RunCreated() | RunJoined() | SessionEnded():
+            logger.info("GradientMail: %s", event)
+        case _:
+            pass
