@@ -5,30 +5,24 @@ one node and in fp32 on another has one fingerprint if the values are the same. 
 its own, in chunks and on several threads, and the digests are hashed in name order.
 """
 
-import hashlib
-import json
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from gradientmail_core.adapters.digests import Chunks, Hashed, combined_digest
 
 _CHUNK_ELEMENTS: Final = 1 << 22
 
 
 def fingerprint(tensors: Sequence[tuple[str, Tensor]]) -> str | None:
     """sha256 in hex over name, shape and values of ``tensors``; None if there are none."""
-    if not tensors:
-        return None
     gathered = [(name, _gathered(tensor)) for name, tensor in sorted(tensors, key=lambda item: item[0])]
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        digests = list(pool.map(lambda item: _digest(*item), gathered))
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+    return combined_digest([Hashed(name, tuple(tensor.shape), partial(_values, tensor)) for name, tensor in gathered])
 
 
 def wraps_tensors(tensor: Tensor) -> bool:
@@ -36,12 +30,10 @@ def wraps_tensors(tensor: Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _digest(name: str, tensor: Tensor) -> bytes:
-    digest = hashlib.sha256(json.dumps([name, list(tensor.shape)]).encode())
+def _values(tensor: Tensor) -> Chunks:
     for plain in _plain(tensor):
         for chunk in _chunks(plain):
-            digest.update(chunk.numpy().view(np.uint8).data)
-    return digest.digest()
+            yield chunk.numpy()
 
 
 def _gathered(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors.model import Model
 
 if TYPE_CHECKING:
+    from mlx.nn import Module as MlxModule
     from torch import nn
 
 _MODEL_MEMBERS: Final = ("schema", "frozen_fingerprint", "read", "write", "reset_optimizer")
@@ -15,7 +16,7 @@ _MODEL_MEMBERS: Final = ("schema", "frozen_fingerprint", "read", "write", "reset
 def resolve(model: object, *, buffers: Literal["local", "mean"] = "local") -> Model:
     """``model`` itself if it already is a :class:`Model`, else the adapter for its framework.
 
-    ``buffers`` says who owns a torch module's floating-point buffers, see
+    ``buffers`` says who owns a module's floating-point buffers, see
     :class:`gradientmail_core.adapters.torch.TorchModel`.
 
     A framework that this process never imported cannot have made ``model``, so none is imported here.
@@ -28,9 +29,13 @@ def resolve(model: object, *, buffers: Literal["local", "mean"] = "local") -> Mo
         from gradientmail_core.adapters.torch import TorchModel
 
         return TorchModel(model, buffers=buffers)
+    if "mlx.nn" in sys.modules and _is_mlx(model):
+        from gradientmail_core.adapters.mlx import MlxModel
+
+        return MlxModel(model, buffers=buffers)
     raise ConfigurationError(
         f"A model of type {type(model).__module__}.{type(model).__qualname__} cannot be trained.",
-        "Give a torch.nn.Module, or an object with the members of gradientmail_core.tensors.model.Model.",
+        "Give a torch.nn.Module, an mlx.nn.Module, or what has the members of gradientmail_core.tensors.model.Model.",
     )
 
 
@@ -38,3 +43,9 @@ def _is_torch(model: object) -> TypeGuard["nn.Module"]:
     import torch
 
     return isinstance(model, torch.nn.Module)
+
+
+def _is_mlx(model: object) -> TypeGuard["MlxModule"]:
+    import mlx.nn
+
+    return isinstance(model, mlx.nn.Module)
