@@ -263,7 +263,7 @@ def test_a_quantised_base_is_part_of_the_fingerprint():
         return MlxModel(module)
 
     model = of(1)
-    assert [tensor.name for tensor in model.schema.tensors] == ["layers.1.bias", "layers.1.weight"]
+    assert [tensor.name for tensor in model.schema.tensors] == ["layers.0.bias", "layers.1.bias", "layers.1.weight"]
     assert model.frozen_fingerprint == of(1).frozen_fingerprint != of(2).frozen_fingerprint
 
 
