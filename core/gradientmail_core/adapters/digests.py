@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Chunks: TypeAlias = Iterable[NDArray[Any]]
+Chunks: TypeAlias = Iterable[NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)

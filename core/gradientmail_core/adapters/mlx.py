@@ -39,7 +39,7 @@ from gradientmail_core.tensors.schema import FragmentLayout, Piece, Role, Schema
 Keys: TypeAlias = tuple[str | int, ...]
 Tree: TypeAlias = Any
 """Modules, dicts and lists around arrays, which MLX itself gives no type."""
-Host: TypeAlias = NDArray[Any]
+Host: TypeAlias = NDArray[np.generic]
 """An array's values in host memory: bit patterns (uint16) for bf16, else numbers of its own type."""
 
 _TRAINABLE_DTYPES: Final = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
@@ -281,7 +281,7 @@ def _rows(host: Host, piece: Piece) -> Host:
 def _widen(host: Host, out: Flat) -> None:
     flat = np.ravel(host)
     if flat.dtype == np.uint16:
-        for_blocks(out.size, lambda i, j: widen_bf16(flat[i:j], out[i:j]))
+        for_blocks(out.size, lambda i, j: widen_bf16(flat[i:j].view(np.uint16), out[i:j]))
     else:
         for_blocks(out.size, lambda i, j: np.copyto(out[i:j], flat[i:j], casting="same_kind"))
 
@@ -298,7 +298,7 @@ def _narrowed(values: Flat, dtype: np.dtype[np.generic]) -> Host:
 def _rounding(values: Flat, out: Host) -> Callable[[int, int], None]:
     def block(start: int, stop: int) -> None:
         if out.dtype == np.uint16:
-            round_to_bf16(values[start:stop], out[start:stop])
+            round_to_bf16(values[start:stop], out[start:stop].view(np.uint16))
             return
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             np.copyto(out[start:stop], values[start:stop], casting="same_kind")
