@@ -186,12 +186,17 @@ class Closer(ChainView):
             sections=sections,
             estimates=blended(head.estimates, gathering, grace=grace, sync=self._host.clock.now() - started),
             cosine=result.cosine if result is not None else None,
-            newest_step=max(self._board.newest_step, self._board.clock()),
+            newest_step=max(self._board.newest_step, self._board.clock(), self._trained_to(gathering)),
             closer=self._next_closer(),
         )
         decided = await commit_round(self._host.mailbox, self._host.clock, record)
         await self._settled(decided, record, result, started)
         return decided
+
+    def _trained_to(self, gathering: Gathering) -> int:
+        """How far the run's clock has come by what was gathered; a syncer, which does not train, has no other."""
+        steps = max((snapshot.record.steps for snapshot in gathering.accepted), default=0)
+        return self.head.newest_step + steps if not self._board.trains else 0
 
     async def _merged(self, gathering: Gathering) -> Merger | Decided | None:
         if not gathering.accepted:

@@ -31,12 +31,13 @@ def next_closer(
     """The closer that ``me``, committing a round of ``fragment``, names for the next one.
 
     ``closers`` maps every fragment to the closer its newest record names, as far as ``me`` knows. A fragment is
-    handed over when ``me`` is leaving, or holds more than a fair share while another holds less.
+    handed over when ``me`` is leaving, is no candidate itself (a syncer lives), or holds more than a fair share while
+    another holds less.
     """
     others = [node for node in live if node != me]
     if not others:
         return me
-    if leaving:
+    if leaving or me not in live:
         return rendezvous(run, fragment, others)[0]
     fair_share = -(-len(closers) // (len(others) + 1))
     held = Counter(closers.values())

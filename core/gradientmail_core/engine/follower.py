@@ -77,7 +77,7 @@ class Follower(Closer):
     def _takeover_at(self, now: float) -> tuple[float, str]:
         """When this node should close the round in the closer's place, and why."""
         reason = self._board.gone(self.head.closer, max(self.head.seen, self.started_at))
-        if self._board.leaving and self.published is None:
+        if not self._board.closes or (self._board.leaving and self.published is None):
             return NEVER, ""
         candidates = self._board.candidates(self._run, self.head.fragment)
         others = [node for node in candidates if node not in (self.head.closer, self._host.node)]

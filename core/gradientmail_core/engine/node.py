@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 
-from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.diloco import DiLoCo, diloco_from
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
-from gradientmail_core.engine.learner import Commit, Learner, Snapshot
+from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
 from gradientmail_core.engine.publishing import encoded_snapshot
+from gradientmail_core.engine.roles import Role, state_of
 from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import (
@@ -40,8 +41,9 @@ LEASES_KEPT_TIMEOUTS = 10
 class Node:
     """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`."""
 
-    def __init__(self, host: Host, settings: DiLoCo, *, min_nodes: int = 1) -> None:
+    def __init__(self, host: Host, settings: DiLoCo | None, *, min_nodes: int = 1, role: Role = "both") -> None:
         self._host = host
+        self._role = role
         self._settings = settings
         self._min_nodes = min_nodes
         self._beat_number = 0
@@ -55,7 +57,7 @@ class Node:
         self._learner: Learner | None = None
         self._run: Run | None = None
         self._on_failure: Callable[[BaseException], None] = lambda failure: None
-        self.board = Board(host)
+        self.board = Board(host, closes=role != "learner", trains=role != "syncer")
         self.failure: BaseException | None = None
 
     # -- entering ------------------------------------------------------------------------------------------
@@ -84,8 +86,10 @@ class Node:
         keeping = asyncio.ensure_future(self._keep_beating())
         try:
             if found is None:
+                assert self._settings is not None, "only a node with settings creates a run"
                 found = await create_run(self._host, self._settings, schema, frozen, layouts, theta)
-            self._run = run = checked(found, self._settings, schema, frozen, self._host.mailbox.url)
+            settings = self._settings or diloco_from(found.manifest.algorithm)
+            self._run = run = checked(found, settings, schema, frozen, self._host.mailbox.url)
             await self._list()
             commits = await load_heads(self._host, run, self.board.hints)
         finally:
@@ -130,22 +134,26 @@ class Node:
             if presence.lease.state in LEARNING and is_alive(presence, now, self._host.timeouts)
         ]
 
-    def start(self, learner: Learner, commits: Sequence[Commit], on_failure: Callable[[BaseException], None]) -> None:
-        """Begin to follow, close, beat and list. ``on_failure`` is told of a lasting fault, once."""
+    def start(
+        self, learner: Learner | None, commits: Sequence[Commit], on_failure: Callable[[BaseException], None]
+    ) -> None:
+        """Begin to follow, close, beat and list; a syncer has no ``learner``.
+
+        ``on_failure`` is told of a lasting fault, once.
+        """
         assert self._run is not None, "join comes first"
         self._learner = learner
         self._on_failure = on_failure
-        self.board.clock = lambda: learner.state.global_step
-        self.fragments = [
-            Fragment(self._host, self._run, self.board, commit, learner.deliver, learner.hurry) for commit in commits
-        ]
+        self.board.clock = self._global_step
+        deliver, hurry = (learner.deliver, learner.hurry) if learner is not None else (_unread, _unhurried)
+        self.fragments = [Fragment(self._host, self._run, self.board, commit, deliver, hurry) for commit in commits]
         for fragment in self.fragments:
             self._spawn(fragment.run())
         self._spawn(self._keep_beating())
         self._spawn(self._keep_listing())
         others = [node for node in self._present() if node != self._host.node]
         rounds = sum(commit.head.version for commit in commits)
-        self._host.emit(RunJoined(self._run.id, self._host.node, learner.state.global_step, rounds, tuple(others)))
+        self._host.emit(RunJoined(self._run.id, self._host.node, self._global_step(), rounds, tuple(others)))
 
     # -- working -------------------------------------------------------------------------------------------
 
@@ -198,6 +206,11 @@ class Node:
     def resume(self) -> None:
         """Say that the trainer trains again."""
         self._spawn(self._beat("t"))
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait at most for what a leaving node still has to end: the lease time-out."""
+        return self._host.timeouts.lease
 
     @property
     def run_id(self) -> str:
@@ -279,7 +292,7 @@ class Node:
     # -- beats and listings --------------------------------------------------------------------------------
 
     async def _beat(self, state: LeaseState | None = None) -> None:
-        self._state = state or self._state
+        self._state = state_of(self._role, state or self._state)
         number, self._beat_number = self._beat_number, self._beat_number + 1
         lease = LeaseKey(self._host.node, number, self._state, self._local_step(), self._host.incarnation)
         await self._host.mailbox.put(lease.path, b"{}")
@@ -287,6 +300,9 @@ class Node:
         self._old_beats.append(lease)
         while len(self._old_beats) > 2:
             await self._host.mailbox.delete(self._old_beats.pop(0).path)
+
+    def _global_step(self) -> int:
+        return self._learner.state.global_step if self._learner is not None else self.board.newest_step
 
     def _local_step(self) -> int:
         return self._learner.state.local_step if self._learner is not None else 0
@@ -356,3 +372,11 @@ class Node:
         if failure is not None and self.failure is None:
             self.failure = failure
             self._on_failure(failure)
+
+
+def _unread(message: Message) -> None:
+    """What a learner would be told, on a node without one."""
+
+
+def _unhurried(fragment: int, early: bool) -> None:
+    """Likewise."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import Clock, TimeOver
 from gradientmail_core.engine.election import rendezvous
+from gradientmail_core.engine.roles import CLOSES_NOTHING
 from gradientmail_core.events import Callback, NodeAppeared, NodeGone, ObjectIgnored
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey
@@ -98,7 +99,7 @@ class Board:
 
     ``closers`` and ``open_rounds`` give, for each fragment, the closer its newest record names and the round after
     it; ``overdue`` are the fragments on which this node's own snapshot has waited too long; ``rollbacks`` counts the
-    times this node's model was set back because of its values.
+    times this node's model was set back because of its values; ``closes`` says whether it ever closes rounds.
     """
 
     host: Host
@@ -112,6 +113,8 @@ class Board:
     open_rounds: dict[int, int] = field(default_factory=dict)
     newest_step: int = 0
     leaving: bool = False
+    closes: bool = True
+    trains: bool = True
     clock: Callable[[], int] = lambda: 0
     bells: dict[int, Bell] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
@@ -145,7 +148,7 @@ class Board:
         return joining(self.roster, self.host.clock.now(), self.host.timeouts)
 
     def gone(self, node: str, unseen_since: float) -> str | None:
-        """Why ``node`` cannot be waited for (it left, or is silent), or None while it may live.
+        """Why ``node`` cannot be waited for to close (it left, is silent, or never closes), or None while it may.
 
         A node of which no beat was ever seen is silent since ``unseen_since``.
         """
@@ -155,7 +158,16 @@ class Board:
             return "no sign of life" if now - unseen_since >= self.host.timeouts.lease else None
         if presence.lease.state == "x":
             return "it left"
+        if presence.lease.state in CLOSES_NOTHING:
+            return "it closes no rounds"
         return None if is_alive(presence, now, self.host.timeouts) else "no sign of life"
+
+    def may_live(self, node: str, unseen_since: float) -> bool:
+        """False once ``node`` left or was silent for the lease time-out (since ``unseen_since`` if never seen)."""
+        presence, now = self.roster.nodes.get(node), self.host.clock.now()
+        if presence is None:
+            return now - unseen_since < self.host.timeouts.lease
+        return is_alive(presence, now, self.host.timeouts)
 
     def evident(self, nodes: Iterable[str]) -> None:
         """Anything these nodes published was seen."""

@@ -69,8 +69,8 @@ class ChainView:
 
     @property
     def closing(self) -> bool:
-        """True if this node is the named closer of the open round."""
-        return self.head.closer == self._host.node
+        """True if this node is the named closer of the open round, and closes rounds at all."""
+        return self._board.closes and self.head.closer == self._host.node
 
     @property
     def settling(self) -> bool:

@@ -28,12 +28,14 @@ BLOBS = "blobs/"
 ROUNDS_PER_DIRECTORY = 10_000
 ROUND_MAX = 10**10
 
-LeaseState: TypeAlias = Literal["j", "t", "w", "e", "s", "d", "x"]
+LeaseState: TypeAlias = Literal["j", "t", "w", "e", "l", "v", "p", "s", "d", "x"]
+"""What a node does: join, train, wait, be paused (``l v p``: the same of one that closes no rounds), only close, leave,
+be gone."""
 
 _NODE = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"
 _NODE_ID = re.compile(_NODE + r"\Z")
 _PAYLOAD = re.compile(rf"blobs/\d{{10}}/{_NODE}-[0-9a-f]{{64}}\.safetensors\Z", re.ASCII)
-_LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwesdx])(0|[1-9]\d{{0,14}})-([0-9a-f]{{16}})\Z", re.ASCII)
+_LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwelvpsdx])(0|[1-9]\d{{0,14}})-([0-9a-f]{{16}})\Z", re.ASCII)
 _HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z", re.ASCII)
 _CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z", re.ASCII)
 _BLOB = re.compile(r"blobs/(\d{10})/")

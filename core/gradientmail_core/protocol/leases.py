@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
 
-LEARNING: frozenset[LeaseState] = frozenset({"t", "w"})
+LEARNING: frozenset[LeaseState] = frozenset({"t", "w", "l", "v"})
+TRAINING: frozenset[LeaseState] = frozenset({"t", "l"})
 JOINING_LEASES = 10
 CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
 
@@ -106,7 +107,7 @@ def live_learners(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, 
 
 
 def _moves(presence: Presence, now: float, timeouts: Timeouts) -> bool:
-    return presence.lease.state != "t" or now - presence.progressed < timeouts.progress
+    return presence.lease.state not in TRAINING or now - presence.progressed < timeouts.progress
 
 
 def live_closers(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, ...]:

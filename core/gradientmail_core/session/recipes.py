@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.run import Host
-from gradientmail_core.errors import RankLost
+from gradientmail_core.errors import ConfigurationError, RankLost, SessionClosed
 from gradientmail_core.patterns.barrier import pass_barrier
 from gradientmail_core.patterns.party import Party
 from gradientmail_core.patterns.ranks import Ranks
@@ -42,7 +42,7 @@ class Recipes:
             clock=host.clock,
             period=host.timeouts.period,
             nonce=host.nonce,
-            alive=lambda node, since: engine.board.gone(node, since) is None,
+            alive=engine.board.may_live,
             emit=host.emit,
         )
 
@@ -107,3 +107,49 @@ class Recipes:
             await self._party.clock.sleep(self._party.period)
             if self._rank is not None and not await self._ranks.holds(self._rank):
                 self._lost, self._rank = self._rank, None
+
+
+def _itself(unit: int) -> int:
+    """Units that are numbers and nothing more."""
+    return unit
+
+
+class Patterns:
+    """What a session offers of the patterns."""
+
+    def __init__(self, ranks: int | None) -> None:
+        self._ranks = ranks
+        self._recipes: Recipes | None = None
+
+    def shared_queue(
+        self, units: int, load: Callable[[int], Any] = _itself, *, name: str = "data", block: int = 1, ahead: int = 2
+    ) -> SharedQueue[Any]:
+        """Units 0 to ``units`` - 1, dealt among all nodes that iterate over the queue of this name.
+
+        ``load(unit)`` runs on a thread, ``ahead`` units before they are needed. A node claims ``block`` units at once:
+        make that some minutes' worth. A name is used once in a run, for example once an epoch.
+        """
+        return self._joined_recipes().shared_queue(units, load, name=name, block=block, ahead=ahead)
+
+    def barrier(self, name: str, count: int, timeout: float | None = None) -> None:
+        """Wait until ``count`` living nodes, this one included, are at the barrier of this name.
+
+        Raises :class:`WaitTimeout` after ``timeout`` seconds. A name is used once in a run.
+        """
+        self._joined_recipes().barrier(name, count, timeout)
+
+    @property
+    def rank(self) -> int | None:
+        """The slice of the data this node holds, of ``ranks``; None without ``ranks``, or after :class:`RankLost`."""
+        return self._recipes.rank if self._recipes is not None else None
+
+    def take_rank(self) -> int:
+        """Take a free rank after :class:`RankLost`; waits until there is one."""
+        if self._ranks is None:
+            raise ConfigurationError("This session has no ranks.", "Give Session(..., ranks=N).")
+        return self._joined_recipes().take_rank(self._ranks)
+
+    def _joined_recipes(self) -> Recipes:
+        if self._recipes is None:
+            raise SessionClosed("The session is not joined.", "Use this between join() and close().")
+        return self._recipes

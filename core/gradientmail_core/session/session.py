@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot, merged_tokens
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.resuming import Saved, kept, parse_saved, resumed, saved_json
+from gradientmail_core.engine.roles import checked_role
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import (
     ConfigurationError,
@@ -48,13 +49,12 @@ from gradientmail_core.errors import (
 from gradientmail_core.events import Callback, Event, FragmentAligned, RunResumed, RunWaited, emitter, log_event
 from gradientmail_core.mailbox import Mailbox, MeteredMailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
-from gradientmail_core.patterns.shared_queue import SharedQueue
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.session.aligning import opened
 from gradientmail_core.session.background import Loop
 from gradientmail_core.session.figures import figures
-from gradientmail_core.session.recipes import Recipes
+from gradientmail_core.session.recipes import Patterns, Recipes
 from gradientmail_core.tensors.model import Model, set_aside
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -66,17 +66,13 @@ WAIT_SLICE_SECONDS = 0.5
 WAIT_REPORT_SECONDS = 10.0
 
 
-def _itself(unit: int) -> int:
-    """Units that are numbers and nothing more."""
-    return unit
-
-
-class Session:
+class Session(Patterns):
     """A node of a run, used from the training thread.
 
     ``model`` is a torch or MLX module, or anything that satisfies :class:`gradientmail_core.tensors.model.Model`.
     ``mailbox`` is a URL or a mailbox. ``node`` names this node (default: host name and random hex); ``min_nodes``
     holds the start of a run back until so many are there. ``lease_timeout`` and ``progress_timeout`` are in seconds.
+    ``role`` is "both", or "learner" for a node that never closes rounds (``gradientmail syncer`` does nothing else).
     With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at the start until one is
     free. ``callbacks`` receive every event; the default logs them.
     """
@@ -92,6 +88,7 @@ class Session:
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
         close_timeout: float | None = None,
+        role: str = "both",
         ranks: int | None = None,
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
@@ -125,8 +122,8 @@ class Session:
         self._last_aligned: FragmentAligned | None = None
         self._merged_rounds = 0
         self._saved: Saved | None = None
-        self._ranks = ranks
-        self._recipes: Recipes | None = None
+        super().__init__(ranks)
+        self._role = checked_role(role)
         self._pauses = 0
         self._waiting = False
 
@@ -153,7 +150,7 @@ class Session:
             raise SessionClosed("This session was already used.", "Make a new Session.")
         layouts = self._algorithm.partition.layouts(self._model.schema, self._algorithm.fragments)
         self._loop = Loop()
-        self._engine = Node(self._host, self._algorithm, min_nodes=self._min_nodes)
+        self._engine = Node(self._host, self._algorithm, min_nodes=self._min_nodes, role=self._role)
         try:
             self._enter(self._loop, self._engine, layouts)
         except BaseException as error:
@@ -246,6 +243,7 @@ class Session:
 
     def _end(self) -> None:
         self._ended = True
+        self._recipes = None
         if self._loop is not None:
             try:
                 self._loop.run(self._meter.close())
@@ -340,41 +338,6 @@ class Session:
                 yield
             finally:
                 self._waiting = False
-
-    # -- patterns ------------------------------------------------------------------------------------------
-
-    def shared_queue(
-        self, units: int, load: Callable[[int], Any] = _itself, *, name: str = "data", block: int = 1, ahead: int = 2
-    ) -> SharedQueue[Any]:
-        """Units 0 to ``units`` - 1, dealt among all nodes that iterate over the queue of this name.
-
-        ``load(unit)`` runs on a thread, ``ahead`` units before they are needed. A node claims ``block`` units at once:
-        make that some minutes' worth. A name is used once in a run, for example once an epoch.
-        """
-        self._joined()
-        assert self._recipes is not None
-        return self._recipes.shared_queue(units, load, name=name, block=block, ahead=ahead)
-
-    def barrier(self, name: str, count: int, timeout: float | None = None) -> None:
-        """Wait until ``count`` living nodes, this one included, are at the barrier of this name.
-
-        Raises :class:`WaitTimeout` after ``timeout`` seconds. A name is used once in a run.
-        """
-        self._joined()
-        assert self._recipes is not None
-        self._recipes.barrier(name, count, timeout)
-
-    @property
-    def rank(self) -> int | None:
-        """The slice of the data this node holds, of ``ranks``; None without ``ranks``, or after :class:`RankLost`."""
-        return self._recipes.rank if self._recipes is not None else None
-
-    def take_rank(self) -> int:
-        """Take a free rank after :class:`RankLost`; waits until there is one."""
-        self._joined()
-        if self._recipes is None or self._ranks is None:
-            raise ConfigurationError("This session has no ranks.", "Give Session(..., ranks=N).")
-        return self._recipes.take_rank(self._ranks)
 
     def _joined(self) -> tuple[Learner, Node, Loop]:
         if self._learner is None or self._engine is None or self._loop is None or self._ended:

@@ -16,6 +16,7 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.learner import Commit, Learner
 from gradientmail_core.engine.node import Node
+from gradientmail_core.engine.roles import Role
 from gradientmail_core.engine.run import Host
 from gradientmail_core.events import Event
 from gradientmail_core.mailbox.base import Mailbox
@@ -73,6 +74,7 @@ class SimulatedNode:
     step_seconds: float = 0.1
     tokens: int = 8
     min_nodes: int = 1
+    role: Role = "both"
     timeouts: Timeouts = field(default_factory=Timeouts)
     model: ToyModel = field(default_factory=ToyModel)
     events: list[tuple[float, Event]] = field(default_factory=list)
@@ -107,7 +109,7 @@ class SimulatedNode:
             timeouts=self.timeouts,
             emit=self._emit,
         )
-        self.engine = engine = Node(host, self.settings, min_nodes=self.min_nodes)
+        self.engine = engine = Node(host, self.settings, min_nodes=self.min_nodes, role=self.role)
         try:
             await self._train(engine, await self._joined(engine))
         except BaseException:
