@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gradientmail_core.clock import SystemClock
+from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.mailbox import DirectoryMailbox
-from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.sim.checks import forks, manifest_of, tape
@@ -82,8 +82,7 @@ class Fleet:
         loop = SystemClock()
         for layout, version in zip(layouts, versions, strict=True):
             record = records[version * len(layouts) + layout.fragment]
-            section = next(section for section in record.sections if section.name == "theta")
-            values = await get_section(self.mailbox, loop, section, layout)
+            values = await parameters(Source(self.mailbox, loop, manifest, layout), version, record.sections)
             adapter.write(layout, values)  # type: ignore[arg-type]
         return parameters_digest(module)
 

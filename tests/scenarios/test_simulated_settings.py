@@ -25,6 +25,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rebase": {"stale": "rebase"},
     "int2 with feedback": {"delta_codec": "INT2", "error_feedback": True, "residual_dtype": "BF16"},
     "sparse": {"delta_codec": "TOPK(64/4096,INT2)", "error_feedback": 0.95, "outer": SGD(1.0)},
+    "changes": {"commit_codec": "INT8"},
+    "changes only": {"commit_codec": "BF16", "full_every": 4, "delta_codec": "INT4"},
+    "coarse changes": {"commit_codec": "INT4", "full_every": 3, "residual_dtype": "BF16", "momentum_dtype": "BF16"},
+    "changes without residual": {"commit_codec": "F8_E4M3", "full_every": 5, "residual_dtype": None},
+    "bf16 master": {"master_dtype": "BF16", "momentum_dtype": "F16"},
+    "bf16 master with changes": {"master_dtype": "BF16", "commit_codec": "F32", "full_every": 4},
+    "eager on changes": {"alignment": Eager(), "commit_codec": "INT8", "full_every": 4},
     "heavy ball f4": {"delta_codec": "F4_E3M0", "outer": HeavyBall()},
 }
 

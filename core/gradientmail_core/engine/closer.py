@@ -10,6 +10,7 @@ import numpy as np
 
 from gradientmail_core.engine.closing import (
     Merger,
+    OuterState,
     judged,
     merger,
     outer_layout,
@@ -167,7 +168,7 @@ class Closer(ChainView):
 
     async def _commit(self) -> Decided:
         started = self._host.clock.now()
-        head, round = self.head, self.round
+        head = self.head
         gathering = without_outliers(self.gathering, head.version + 1, head.estimates)
         result = await self._merged(gathering)
         if isinstance(result, Decided):
@@ -176,7 +177,7 @@ class Closer(ChainView):
             gathering = _void(gathering)
             sections: tuple[Section, ...] = head.sections
         else:
-            sections = await put_sections(self._host, self.layout, self._outer_layout(), round, result)
+            sections = await put_sections(self._host, self._run, head, result, self._outer_layout())
         grace = grace_seconds(self._run.settings, head.estimates, step_seconds(gathering, head.estimates))
         record = round_record(
             self._host,
@@ -243,7 +244,7 @@ class Closer(ChainView):
     def _outer_layout(self) -> FragmentLayout:
         return outer_layout(self.layout, self._run.settings.outer.state_names())
 
-    async def _outer_state(self) -> tuple[Flat, ...] | Decided:
+    async def _outer_state(self) -> OuterState | Decided:
         """The outer optimizer's state at the head: from memory, from the store, or zeros for version 0.
 
         If its payload cannot be read, another node may have gone on: then its commit. If nobody has for the lease
@@ -263,20 +264,29 @@ class Closer(ChainView):
                 return self._no_outer()
             await self._host.clock.sleep(self._host.timeouts.period)
 
-    async def _read_outer(self) -> tuple[Flat, ...] | Rejected:
+    async def _read_outer(self) -> OuterState | Rejected:
         """The outer state that the head's record names; zeros if it names none."""
-        section = self.head.section("outer")
-        if section is None:
-            return self._no_outer()
-        flat = await get_section(self._host.mailbox, self._host.clock, section, self._outer_layout())
-        if isinstance(flat, Rejected):
-            self._board.ignored(section.key, flat.reason)
-            return flat
         names = self._run.settings.outer.state_names()
-        return tuple(flat[i * self.layout.size : (i + 1) * self.layout.size] for i in range(len(names)))
+        section, left_out = self.head.section("outer"), self.head.section("residual")
+        flat: Flat | Rejected = np.zeros(self.layout.size * len(names), np.float32)
+        if section is not None and names:
+            flat = await self._section(section, self._outer_layout())
+        if isinstance(flat, Rejected):
+            return flat
+        arrays = tuple(flat[i * self.layout.size : (i + 1) * self.layout.size] for i in range(len(names)))
+        if left_out is None or not self._run.settings.keeps_residual:
+            return OuterState(arrays)
+        residual = await self._section(left_out, self.layout)
+        return residual if isinstance(residual, Rejected) else OuterState(arrays, residual)
 
-    def _no_outer(self) -> tuple[Flat, ...]:
-        return tuple(np.zeros(self.layout.size, np.float32) for _ in self._run.settings.outer.state_names())
+    async def _section(self, section: Section, layout: FragmentLayout) -> Flat | Rejected:
+        values = await get_section(self._host.mailbox, self._host.clock, section, layout)
+        if isinstance(values, Rejected):
+            self._board.ignored(section.key, values.reason)
+        return values
+
+    def _no_outer(self) -> OuterState:
+        return OuterState(tuple(np.zeros(self.layout.size, np.float32) for _ in self._run.settings.outer.state_names()))
 
 
 def _heard(task: asyncio.Task[None]) -> None:

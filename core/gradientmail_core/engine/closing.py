@@ -13,10 +13,14 @@ from functools import partial
 
 import numpy as np
 
-from gradientmail_core.algorithms.merge import Contribution, Merged
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.merge import Contribution, Merged, norm_of, piece_squares
+from gradientmail_core.algorithms.outer import restated
+from gradientmail_core.algorithms.reduction import Totals
 from gradientmail_core.algorithms.schedule import first_due_after
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.gathering import Accepted, Gathering, shares
+from gradientmail_core.engine.loading import changed, made_by
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.protocol.exchange import put_section
 from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
@@ -32,7 +36,7 @@ from gradientmail_core.protocol.records import (
     parse_snapshot,
 )
 from gradientmail_core.tensors.codecs import codec_named
-from gradientmail_core.tensors.kernels import BLOCK, is_finite
+from gradientmail_core.tensors.kernels import is_finite, subtract
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import Malformed, Payload, parse_payload
 from gradientmail_core.tensors.schema import FragmentLayout
@@ -42,12 +46,25 @@ REFUSALS_MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class OuterState:
+    """What the outer optimizer goes on from: its own arrays, and what rounding left out of the parameters."""
+
+    arrays: tuple[Flat, ...]
+    residual: Flat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Merger:
-    """The result of a round: new parameters, new outer state, and the merge's mean pairwise cosine."""
+    """The result of a round: new parameters, new outer state, and the merge's mean pairwise cosine.
+
+    ``change`` is there when it is published: what was encoded, so that the parameters before and its decoded form
+    make ``theta``.
+    """
 
     theta: Flat
-    outer: tuple[Flat, ...]
+    outer: OuterState
     cosine: float | None
+    change: Flat | None = None
 
 
 def judged(body: bytes | bytearray, node: str, round: int, head: Head, run: Run) -> Accepted | Refusal:
@@ -61,12 +78,19 @@ def judged(body: bytes | bytearray, node: str, round: int, head: Head, run: Run)
     if isinstance(record, Rejected):
         return Refusal(node, "", "", "run")
     reason = _reason_against(record, payload, node, round, head)
-    norm = 0.0 if reason else delta_norm(payload, layout, run.settings.delta_codec)
+    squares = np.zeros(0) if reason else delta_squares(payload, layout, run.settings.delta_codec)
+    norm = norm_of(squares)
     if reason is None and not np.isfinite(norm):
         reason = "nonfinite"
     if reason is not None:
         return Refusal(node, record.incarnation, digest(text), reason)
-    return Accepted(_clamped(record, run.settings.tokens_per_step_max), digest(text), payload, norm)
+    clamped = _clamped(record, run.settings.tokens_per_step_max)
+    return Accepted(clamped, digest(text), payload, norm, tuple(squares.tolist()))
+
+
+def delta_squares(payload: Payload, layout: FragmentLayout, codec_name: str) -> Totals:
+    """The sum of squares of each piece of a payload's delta; not finite if any value is not."""
+    return piece_squares(partial(codec_named(codec_name).decode, payload.parts), layout)
 
 
 def _reason_against(record: SnapshotRecord, payload: Payload, node: str, round: int, head: Head) -> Reason | None:
@@ -86,35 +110,44 @@ def _clamped(record: SnapshotRecord, tokens_per_step_max: int) -> SnapshotRecord
     return replace(record, tokens=most)
 
 
-def delta_norm(payload: Payload, layout: FragmentLayout, codec_name: str) -> float:
-    """L2 norm of a payload's delta, decoded block by block; inf or nan if any value is not finite."""
-    codec = codec_named(codec_name)
-    total = 0.0
-    block = np.empty(min(BLOCK, layout.size), np.float32)
-    for start in range(0, layout.size, BLOCK):
-        part = block[: min(BLOCK, layout.size - start)]
-        codec.decode(payload.parts, start, start + part.size, part)
-        with np.errstate(invalid="ignore"):
-            total += float(np.add.reduce(np.square(part, dtype=np.float64)))
-    return float(np.sqrt(total))
-
-
-def merger(run: Run, head: Head, theta: Flat, outer: Sequence[Flat], accepted: Sequence[Accepted]) -> Merger | None:
+def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Sequence[Accepted]) -> Merger | None:
     """Merge and step; None if the result is not finite. Inputs stay as they are."""
     layout = run.layouts[head.fragment]
     codec = codec_named(run.settings.delta_codec)
     contributions = [
-        Contribution(snapshot.record.node, share, partial(codec.decode, snapshot.payload.parts))
+        Contribution(
+            snapshot.record.node, share, partial(codec.decode, snapshot.payload.parts), np.array(snapshot.squares)
+        )
         for snapshot, share in zip(accepted, shares(accepted), strict=True)
     ]
     merged: Merged = run.settings.merge(contributions, layout)
-    moved = theta.copy()
-    state = tuple(part.copy() for part in outer)
-    run.settings.outer.step(moved, merged.delta, state, head.version + 1, len(accepted))
-    _average_buffers(layout, theta, merged.delta, moved, state)
-    if not is_finite(moved) or not all(is_finite(part) for part in state):
-        return None
-    return Merger(moved, state, merged.cosine)
+    master = theta.copy() if outer.residual is None else theta + outer.residual
+    arrays = tuple(part.copy() for part in outer.arrays)
+    run.settings.outer.step(master, merged.delta, arrays, head.version + 1, len(accepted))
+    _average_buffers(layout, theta, merged.delta, master, arrays)
+    for part in arrays:
+        restated(part, codec_named(run.settings.momentum_dtype))
+    result = stored(run.settings, theta, master, arrays, merged.cosine)
+    return result if all(map(is_finite, (result.theta, *arrays))) else None
+
+
+def stored(settings: DiLoCo, theta: Flat, master: Flat, arrays: tuple[Flat, ...], cosine: float | None) -> Merger:
+    """The step from ``theta`` to ``master`` as it will be stored, in the run's formats."""
+    stored_as, change = codec_named(settings.master_dtype), None
+    if settings.commit_codec is None:
+        moved = master.copy() if settings.keeps_residual else master
+        restated(moved, stored_as)
+    else:
+        change = master - theta
+        decoded = change.copy()
+        restated(decoded, codec_named(settings.commit_codec))
+        moved = changed(theta, decoded, stored_as)
+    residual = None
+    if settings.keeps_residual:
+        residual = master
+        subtract(master, moved, residual)
+        restated(residual, codec_named(settings.residual_dtype or "F32"))
+    return Merger(moved, OuterState(arrays, residual), cosine, change)
 
 
 def _average_buffers(layout: FragmentLayout, theta: Flat, delta: Flat, moved: Flat, state: Sequence[Flat]) -> None:
@@ -140,13 +173,23 @@ def outer_layout(layout: FragmentLayout, names: Sequence[str]) -> FragmentLayout
 
 
 async def put_sections(
-    host: Host, layout: FragmentLayout, outer_layout: FragmentLayout, round: int, result: Merger
+    host: Host, run: Run, head: Head, result: Merger, state_layout: FragmentLayout
 ) -> tuple[Section, ...]:
-    """Write the committed payloads of a round side by side."""
-    writes = [put_section(host.mailbox, host.clock, "theta", round, host.node, layout, result.theta)]
-    if result.outer:
-        flat = result.outer[0] if len(result.outer) == 1 else np.concatenate(result.outer)
-        writes.append(put_section(host.mailbox, host.clock, "outer", round, host.node, outer_layout, flat))
+    """Write the committed payloads of the round after ``head`` side by side."""
+    settings, layout, round = run.settings, run.layouts[head.fragment], head.next_round(run.fragments)
+    put = partial(put_section, host.mailbox, host.clock)
+    writes = []
+    if result.change is None or (head.version + 1) % settings.full_every == 0:
+        writes.append(put("theta", round, host.node, layout, result.theta, codec=settings.master_dtype))
+    if result.change is not None and settings.commit_codec is not None:
+        makes = await host.clock.compute(lambda: made_by(result.theta, codec_named(settings.master_dtype)))
+        writes.append(put("change", round, host.node, layout, result.change, codec=settings.commit_codec, makes=makes))
+    if result.outer.arrays:
+        flat = result.outer.arrays[0] if len(result.outer.arrays) == 1 else np.concatenate(result.outer.arrays)
+        writes.append(put("outer", round, host.node, state_layout, flat, codec=settings.momentum_dtype))
+    if result.outer.residual is not None and settings.residual_dtype is not None:
+        codec = settings.residual_dtype
+        writes.append(put("residual", round, host.node, layout, result.outer.residual, codec=codec))
     return tuple(await asyncio.gather(*writes))
 
 

@@ -69,7 +69,7 @@ class Follower(Closer):
         if attempts:
             wait = min(commit_gap(attempts - 1, self.head.interval), self._host.timeouts.period)
             return asked_at + self._host.jitter(wait)
-        if self._board.hints.get(self.head.fragment, 0) >= self.round:
+        if self._board.hints.get(self.head.fragment, 0) >= self.round or self._board.passed(self.round):
             return -NEVER
         published_at = self.published.at if self.published is not None else None
         return commit_expected_at(self.head, published_at, self._host.timeouts.period)

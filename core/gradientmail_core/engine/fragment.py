@@ -13,10 +13,10 @@ from gradientmail_core.engine.chain import Head, succeeded
 from gradientmail_core.engine.follower import Follower
 from gradientmail_core.engine.gathering import Gathering
 from gradientmail_core.engine.learner import Commit, is_poison
+from gradientmail_core.engine.loading import Held, parameters
 from gradientmail_core.events import SnapshotRefused
 from gradientmail_core.protocol.exchange import (
     Decided,
-    get_section,
     newest_round,
     read_round,
 )
@@ -49,6 +49,7 @@ class Fragment(Follower):
         if self._ours is None or self._ours.digest != decided.digest:
             head, self.theta = await self._loaded(head)
         self.head = head
+        self._sweeper.saw(head)
         self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.evident(participant.node for participant in decided.record.participants)
@@ -89,7 +90,7 @@ class Fragment(Follower):
         if state is None or before is None or before[0] != previous.digest or record is None or not own:
             return None
         count, outer = len(record.participants), self._run.settings.outer
-        there, here = Reached(held, before[1]), Reached(self.theta, state)
+        there, here = Reached(held, before[1].arrays), Reached(self.theta, state)
         delta = await self._host.clock.compute(lambda: outer.delta_between(there, here, self.head.version, count))
         return Outcome(state, delta, own[0], count)
 
@@ -100,25 +101,20 @@ class Fragment(Follower):
             if isinstance(state, Rejected):
                 return None
             self._outer = (self.head.digest, state)
-        return self._outer[1]
+        return self._outer[1].arrays
 
     async def _loaded(self, head: Head) -> tuple[Head, Flat]:
         """The parameters of ``head``, or of a newer commit if its payload is already gone."""
+        held = Held(self.head.version, self.head.sections, self.theta)
         while True:
-            section = head.section("theta")
-            if section is not None and section == self.head.section("theta"):
-                return head, self.theta
-            reason = "no parameters are named"
-            if section is not None:
-                theta = await get_section(self._host.mailbox, self._host.clock, section, self.layout)
-                if not isinstance(theta, Rejected):
-                    return head, theta
-                reason = theta.reason
+            theta = await parameters(self._source, head.version, head.sections, held)
+            if not isinstance(theta, Rejected):
+                return head, theta
             newer = await newest_round(
                 self._host.mailbox, self._run.id, head.fragment, self._run.fragments, head.version
             )
             if newer is not None:
                 head = succeeded(head, newer, self._run.fragments, self._host.clock.now())
                 continue
-            self._board.ignored(section.key if section else "tape", reason)
+            self._board.ignored(head.sections[0].key, theta.reason)
             await self._host.clock.sleep(min(1.0, self._host.timeouts.period))

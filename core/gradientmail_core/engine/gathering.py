@@ -23,12 +23,16 @@ BLEND = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A snapshot that may be merged: its record, its digest, its payload, and the L2 norm of its delta."""
+    """A snapshot that may be merged: its record, its digest, its payload, and the L2 norm of its delta.
+
+    ``squares`` are the sums of squares of the delta's pieces, of which the norm is made and which the merge needs.
+    """
 
     record: SnapshotRecord
     digest: str
     payload: Payload
     norm: float
+    squares: tuple[float, ...] = ()
 
     @property
     def pace(self) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gradientmail_core.algorithms.diloco import DiLoCo, settings_difference
 from gradientmail_core.engine.chain import Head, first_seen, genesis, succeeded
 from gradientmail_core.engine.learner import Commit
+from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import RunMismatch, SchemaMismatch
 from gradientmail_core.events import ObjectIgnored, RunCreated, RunWaited
@@ -21,7 +22,6 @@ from gradientmail_core.protocol.exchange import (
     Won,
     bounded_get,
     create_once,
-    get_section,
     newest_round,
     put_section,
     read_round,
@@ -158,7 +158,16 @@ async def _created(
         return existing
     sections = await asyncio.gather(
         *(
-            put_section(host.mailbox, host.clock, "theta", layout.fragment, host.node, layout, values)
+            put_section(
+                host.mailbox,
+                host.clock,
+                "theta",
+                layout.fragment,
+                host.node,
+                layout,
+                values,
+                codec=settings.master_dtype,
+            )
             for layout, values in zip(layouts, theta, strict=True)
         )
     )
@@ -234,22 +243,22 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         if isinstance(state, Decided):
             head = succeeded(head, state, run.fragments, host.clock.now())
     give_up_at = host.clock.now() + host.timeouts.lease
+    source = Source(host.mailbox, host.clock, run.manifest, layout)
     while True:
         newer = await newest_round(host.mailbox, run.id, layout.fragment, run.fragments, head.version)
         if newer is not None:
             head = succeeded(head, newer, run.fragments, host.clock.now())
-        section = head.section("theta")
-        theta = await get_section(host.mailbox, host.clock, section, layout) if section else Rejected("not named")
+        theta = await parameters(source, head.version, head.sections)
         if not isinstance(theta, Rejected):
             return Commit(_joined(head, host), theta, merged=False)
         if host.clock.now() >= give_up_at:
             raise RunMismatch(
                 f"The newest commit of fragment {layout.fragment} at {host.mailbox.url} cannot be read: "
-                f"{section.key if section else 'the key of its parameters'} is {theta.reason}.",
+                f"{head.sections[0].key} is {theta.reason}.",
                 "Restore that object, or start a new run under another prefix.",
             )
         if newer is not None or head.version == 0:
-            host.emit(ObjectIgnored(section.key if section else "tape", theta.reason))
+            host.emit(ObjectIgnored(head.sections[0].key, theta.reason))
         await host.clock.sleep(host.jitter(1.0))
 
 

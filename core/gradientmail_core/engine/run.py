@@ -201,6 +201,11 @@ class Board:
         fragments = len(self.open_rounds)
         return fragments > 0 and round >= self.open_rounds[round % fragments]
 
+    def passed(self, round: int) -> bool:
+        """True if a snapshot for a later round of the same fragment was seen: this one must be closed."""
+        fragments = max(len(self.open_rounds), 1)
+        return any(other > round and (other - round) % fragments == 0 for other in self.deltas)
+
     def closed_rounds(self, fragment: int) -> list[int]:
         """Rounds of a fragment that are closed and of which something was still listed."""
         listed = self.deltas.keys() | self.claims.keys()

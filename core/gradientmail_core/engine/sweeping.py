@@ -1,9 +1,11 @@
 """Removing what a chain no longer needs, by version, by the node that committed last.
 
-After version ``v`` of a fragment, the snapshots of its closed round and the payloads that only version
-``v - 2`` or older named may go; so the two newest versions of every fragment are always complete. Versions of
-different fragments are never compared. Records are never deleted, nor are the initial parameters. While a node
-is joining, removals wait, because it may be loading what was a head when it arrived.
+After version ``v`` of a fragment, the snapshots of its closed round and the outer state that only version ``v - 2``
+or older named may go. Parameters, and the changes that lead to them, stay until two later versions are *whole*, that
+is, have parameters of their own: so the two newest versions of every fragment can always be had. Where every version
+is whole, that is one rule: the payloads of ``v - 2`` may go. Versions of different fragments are never compared.
+Records are never deleted, nor are the initial parameters. While a node is joining, removals wait, because it may be
+loading what was a head when it arrived.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -16,6 +18,7 @@ from gradientmail_core.protocol.records import Section
 
 HEAD_HINT_SECONDS = 15.0
 KEPT_VERSIONS = 2
+PARAMETERS = frozenset({"theta", "change"})
 ORPHANS_EVERY = 100
 
 
@@ -37,11 +40,8 @@ class Sweeper:
         self._waiting.update(DeltaKey(round, node).path for node in heard)
         self._collect(head.fragment)
         self._sections[head.version] = head.sections
-        for version in range(
-            max(self._swept_version + 1, head.version - KEPT_VERSIONS), head.version - KEPT_VERSIONS + 1
-        ):
-            self._waiting.update(await self._obsolete(head.fragment, version))
-            self._swept_version = version
+        self._waiting.update(await self._obsolete_state(head))
+        self._waiting.update(await self._obsolete_parameters(head))
         await self.hint(head)
         await self._remove()
         if head.fragment == 0 and head.version % ORPHANS_EVERY == 0:
@@ -76,18 +76,61 @@ class Sweeper:
         older = [key for key in self._board.heads if key.fragment == head.fragment and key.round < round]
         self._waiting.update(key.path for key in older)
 
-    async def _obsolete(self, fragment: int, version: int) -> set[str]:
-        """Keys that ``version`` named and its two successors do not; none unless all three records were found."""
-        versions = range(version, version + KEPT_VERSIONS + 1)
-        found = [sections for each in versions if (sections := await self._named(fragment, each))]
-        self._sections.pop(version, None)
-        if len(found) < len(versions):
+    def saw(self, head: Head) -> None:
+        """Keep in mind what a version names, whoever committed it."""
+        self._sections[head.version] = head.sections
+        kept = (KEPT_VERSIONS + 1) * self._run.settings.full_every + KEPT_VERSIONS
+        self._sections.pop(head.version - kept, None)
+
+    async def _obsolete_state(self, head: Head) -> set[str]:
+        """Outer state that only the version before the last names; none unless all three records were found."""
+        old, *newer = [await self._keys(head, head.version - back) for back in range(KEPT_VERSIONS, -1, -1)]
+        return old[1].difference(*(keys[1] for keys in newer)) if all(any(keys) for keys in (old, *newer)) else set()
+
+    async def _obsolete_parameters(self, head: Head) -> set[str]:
+        """Parameters and changes from before the second newest whole version, if ``head`` is a whole one.
+
+        None unless the record of every version since was found.
+        """
+        if not self._is_whole(head.fragment, head.version, head.sections):
             return set()
-        old, *newer = [{section.key for section in sections} for sections in found]
-        return old.difference(*newer, (section.key for section in self._run.manifest.theta))
+        first = await self._whole_before(head)
+        if first is None:
+            return set()
+        kept: set[str] = set()
+        for version in range(first, head.version + 1):
+            kept |= (await self._keys(head, version))[0]
+        gone: set[str] = set()
+        for version in range(max(first - self._run.settings.full_every, self._swept_version + 1, 1), first):
+            gone |= (await self._keys(head, version))[0]
+        self._swept_version = first - 1
+        return gone - kept - {section.key for section in self._run.manifest.theta}
+
+    async def _whole_before(self, head: Head) -> int | None:
+        """The newest whole version before the head; None if a record on the way was not found."""
+        for version in range(head.version - 1, 0, -1):
+            sections = await self._named(head.fragment, version)
+            if not sections:
+                return None
+            if self._is_whole(head.fragment, version, sections):
+                return version
+        return 0
+
+    def _is_whole(self, fragment: int, version: int, sections: Sequence[Section]) -> bool:
+        return is_whole(version * self._run.fragments + fragment, sections)
+
+    async def _keys(self, head: Head, version: int) -> tuple[set[str], set[str]]:
+        """What a version names: parameters and changes, outer state. Both empty if its record was not found."""
+        sections = await self._named(head.fragment, version)
+        here = {section.key for section in sections if section.name in PARAMETERS}
+        return here, {section.key for section in sections} - here
 
     async def _named(self, fragment: int, version: int) -> Sequence[Section]:
         """The sections of a version; empty if its record was not found this time."""
+        if version == 0:
+            return (self._run.manifest.theta[fragment],)
+        if version < 0:
+            return ()
         if version not in self._sections:
             state = await read_round(self._host.mailbox, self._run.id, version * self._run.fragments + fragment)
             if not isinstance(state, Decided):
@@ -103,8 +146,13 @@ class Sweeper:
             await self._host.mailbox.delete(key)
 
 
+def is_whole(round: int, sections: Sequence[Section]) -> bool:
+    """Whether a round has parameters of its own, and not only a change or what the version before named."""
+    return any(section.name == "theta" and blob_round(section.key) == round for section in sections)
+
+
 async def remove_orphans(host: Host, run: Run, board: Board) -> None:
-    """Remove payloads that no record of their fragment's two newest versions names and that are older than those.
+    """Remove payloads that no version since the fragment's second newest whole one names, and that are older.
 
     They are what a crash between a payload and its record leaves, or between a commit and its sweep. One listing of
     ``blobs/`` in :data:`ORPHANS_EVERY` versions; nothing is removed while a node joins, or one of those records is
@@ -114,12 +162,10 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
         return
     named: set[str] = set()
     for fragment, open_round in board.open_rounds.items():
-        newest = open_round // run.fragments - 1
-        for version in range(max(newest - KEPT_VERSIONS + 1, 1), newest + 1):
-            state = await read_round(host.mailbox, run.id, version * run.fragments + fragment)
-            if not isinstance(state, Decided):
-                return
-            named.update(section.key for section in state.record.sections)
+        here = await _named_since(host, run, fragment, open_round // run.fragments - 1)
+        if here is None:
+            return
+        named |= here
     keys = [entry.key async for entry in host.mailbox.list(BLOBS)]
     for key in keys:
         round = blob_round(key)
@@ -127,3 +173,19 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
             continue
         if round + KEPT_VERSIONS * run.fragments < board.open_rounds[round % run.fragments]:
             await host.mailbox.delete(key)
+
+
+async def _named_since(host: Host, run: Run, fragment: int, newest: int) -> set[str] | None:
+    """What the versions since the second newest whole one name; None if one of their records was not found."""
+    named: set[str] = set()
+    whole = 0
+    for version in range(newest, 0, -1):
+        round = version * run.fragments + fragment
+        state = await read_round(host.mailbox, run.id, round)
+        if not isinstance(state, Decided):
+            return None
+        named.update(section.key for section in state.record.sections)
+        whole += is_whole(round, state.record.sections)
+        if whole == KEPT_VERSIONS:
+            break
+    return named

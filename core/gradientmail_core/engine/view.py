@@ -7,10 +7,12 @@ store, so a crash loses nothing that others need.
 from collections.abc import Callable, Collection
 
 from gradientmail_core.engine.chain import Head
+from gradientmail_core.engine.closing import OuterState
 from gradientmail_core.engine.gathering import (
     Gathering,
 )
 from gradientmail_core.engine.learner import Commit, Message, Overdue, Wanted
+from gradientmail_core.engine.loading import Source
 from gradientmail_core.engine.polling import (
     overdue_after,
 )
@@ -46,13 +48,14 @@ class ChainView:
         self._hurry = hurry
         self._sweeper = Sweeper(host, run, board)
         self.layout = run.layouts[commit.head.fragment]
+        self._source = Source(host.mailbox, host.clock, run.manifest, self.layout)
         self.head: Head = commit.head
         self.theta: Flat = commit.theta
         self.published: Published | None = None
         self.gathering = Gathering()
         self.started_at = host.clock.now()
         self.bell = board.bells.setdefault(commit.head.fragment, Bell())
-        self._outer: tuple[str, tuple[Flat, ...]] | None = None
+        self._outer: tuple[str, OuterState] | None = None
         self._quorum_known_at: float | None = None
         self._wanted_told = False
         self._upload_seconds = 0.0

@@ -15,13 +15,16 @@ never a record of something missing.
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from gradientmail_core.clock import Clock
-from gradientmail_core.errors import PayloadTooLarge, RunMismatch
+from gradientmail_core.errors import ConfigurationError, PayloadTooLarge, RunMismatch
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Mailbox
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import blob_key, tape_key
 from gradientmail_core.protocol.records import RECORD_LONGEST, RoundRecord, Section, SectionName, digest, parse_round
 from gradientmail_core.tensors.codecs import Codec, codec_named
+from gradientmail_core.tensors.kernels import for_blocks
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, payload_bytes_max
 from gradientmail_core.tensors.schema import FragmentLayout
@@ -116,12 +119,20 @@ async def commit_round(mailbox: Mailbox, clock: Clock, record: RoundRecord) -> D
 
 
 async def put_section(
-    mailbox: Mailbox, clock: Clock, name: SectionName, round: int, node: str, layout: FragmentLayout, values: Flat
+    mailbox: Mailbox,
+    clock: Clock,
+    name: SectionName,
+    round: int,
+    node: str,
+    layout: FragmentLayout,
+    values: Flat,
+    *,
+    codec: str = "F32",
+    makes: str | None = None,
 ) -> Section:
-    """Encode ``values`` as fp32, write the payload, and return what a record says of it."""
-    codec = codec_named("F32")
-    body, data = await clock.compute(lambda: encode_section(name, layout, codec, values))
-    section = Section(name, blob_key(round, node, content_digest(name, data)), data, codec.name)
+    """Encode ``values``, write the payload, and return what a record says of it."""
+    body, data = await clock.compute(lambda: encode_section(name, layout, codec_named(codec), values))
+    section = Section(name, blob_key(round, node, content_digest(name, data)), data, codec_named(codec).name, makes)
     await mailbox.put(section.key, body)
     return section
 
@@ -147,10 +158,11 @@ def encode_section(name: str, layout: FragmentLayout, codec: Codec, values: Flat
 
 
 async def get_section(mailbox: Mailbox, clock: Clock, section: Section, layout: FragmentLayout) -> Flat | Rejected:
-    """The section's values, checked against the digest in its record."""
-    if section.codec != "F32":
-        return Rejected(f"the codec {section.codec[:40]!r} is not known for commits")
-    codec = codec_named(section.codec)
+    """The section's values as fp32, checked against the digest in its record."""
+    try:
+        codec = codec_named(section.codec)
+    except ConfigurationError:
+        return Rejected(f"the codec {section.codec[:40]!r} is not known")
     body = await bounded_get(mailbox, section.key, payload_bytes_max(layout, codec))
     if body is None:
         return Rejected("missing")
@@ -163,7 +175,11 @@ def _decoded(body: bytes, section: Section, layout: FragmentLayout, codec: Codec
         return Rejected(payload.reason)
     if payload.sha256 != section.sha256:
         return Rejected("its bytes are not those the record names")
-    return payload.parts[0].view("<f4")
+    if codec.name == "F32":
+        return payload.parts[0].view("<f4")
+    values = np.empty(layout.size, np.float32)
+    for_blocks(values.size, lambda start, stop: codec.decode(payload.parts, start, stop, values[start:stop]))
+    return values
 
 
 async def newest_round(mailbox: Mailbox, run: str, fragment: int, fragments: int, version: int) -> Decided | None:

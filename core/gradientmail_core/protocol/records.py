@@ -33,7 +33,7 @@ PARTICIPANTS_MOST = 4096
 DIMENSIONS_MOST = 64
 SECONDS_MOST = 1e6
 
-SectionName: TypeAlias = Literal["theta", "outer"]
+SectionName: TypeAlias = Literal["theta", "change", "outer", "residual"]
 StoreClass: TypeAlias = Literal["atomic", "racy", "none"]
 Reason: TypeAlias = Literal[
     "zero_steps", "schema", "stale", "missing", "corrupt", "nonfinite", "outlier", "unsigned", "run"
@@ -47,12 +47,16 @@ def digest(body: bytes | bytearray | memoryview | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a committed payload: ``sha256`` is of its uncompressed canonical data bytes."""
+    """One part of a committed payload: ``sha256`` is of its uncompressed canonical data bytes.
+
+    ``makes`` stands with a change only: the digest of the parameters that the version before becomes by it.
+    """
 
     name: SectionName
     key: str
     sha256: str
     codec: str
+    makes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,10 @@ def _section(fields: Fields) -> Section:
     key = fields.text("key")
     if not is_blob_key(key):
         raise FieldRefused("a section's key is no payload's")
-    return Section(name, key, fields.text("sha256", SHA256), fields.text("codec", longest=64))  # type: ignore[arg-type]
+    makes = fields.optional_text("makes", SHA256)
+    if (makes is not None) != (name == "change"):
+        raise FieldRefused("a change does not say what it makes, or something else does")
+    return Section(name, key, fields.text("sha256", SHA256), fields.text("codec", longest=64), makes)  # type: ignore[arg-type]
 
 
 def _sections(fields: Fields, name: str, most: int) -> tuple[Section, ...]:
@@ -338,7 +345,7 @@ def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
             raise FieldRefused(f"of round {record.round}")
         if record.next_step <= record.step:
             raise FieldRefused("the next step does not lie ahead")
-        if not any(section.name == "theta" for section in record.sections):
+        if not any(section.name in ("theta", "change") for section in record.sections):
             raise FieldRefused("no parameters are named")
         return record
 

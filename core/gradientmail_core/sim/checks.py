@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import MANIFEST, tape_key
@@ -54,18 +55,16 @@ async def forks(mailbox: Mailbox) -> list[int]:
 
 async def committed_parameters(mailbox: Mailbox) -> dict[str, Flat]:
     """The newest committed parameters by tensor piece."""
-    from gradientmail_core.protocol.exchange import get_section
-
     manifest, _ = await manifest_of(mailbox)
     layouts = manifest_layouts(manifest)
     assert not isinstance(layouts, Rejected), layouts
-    sections = dict(enumerate(manifest.theta))
+    heads = {fragment: (0, (section,)) for fragment, section in enumerate(manifest.theta)}
     for record in await tape(mailbox):
-        sections[record.round % len(layouts)] = next(s for s in record.sections if s.name == "theta")
+        heads[record.round % len(layouts)] = (record.round // len(layouts), record.sections)  # type: ignore[assignment]
     values: dict[str, Flat] = {}
     for layout in layouts:
-        flat = await get_section(mailbox, _Inline(), sections[layout.fragment], layout)
-        assert not isinstance(flat, Rejected), (sections[layout.fragment].key, flat)
+        flat = await parameters(Source(mailbox, _Inline(), manifest, layout), *heads[layout.fragment])
+        assert not isinstance(flat, Rejected), (heads[layout.fragment], flat)
         for piece in layout.pieces:
             values[piece.key] = flat[piece.offset : piece.offset + piece.elements].reshape(piece.shape)
     return values

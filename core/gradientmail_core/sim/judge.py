@@ -17,12 +17,12 @@ import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.engine.learner import Commit
+from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.mailbox.memory import MemoryMailbox
-from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import MANIFEST
 from gradientmail_core.protocol.plan import manifest_layouts
-from gradientmail_core.protocol.records import RoundRecord
+from gradientmail_core.protocol.records import RoundRecord, Section
 from gradientmail_core.sim.checks import forks, manifest_of, tape
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
 from gradientmail_core.sim.world import SimulatedNode
@@ -110,14 +110,17 @@ class Judge:
         if not await self._created():
             return
         manifest, _ = await manifest_of(self._shared)
-        chains = [[(manifest.theta[fragment],)] for fragment in range(self._fragments)]
+        layouts = manifest_layouts(manifest)
+        assert not isinstance(layouts, Rejected)
+        chains: list[list[tuple[Section, ...]]] = [[(section,)] for section in manifest.theta]
         for record in await self._tape():
-            chains[record.round % self._fragments].append(record.sections)  # type: ignore[arg-type]
-        for fragment, chain in enumerate(chains):
-            for sections in chain[-2:]:
-                for section in sections:
-                    if await self._shared.get(section.key) is None:
-                        self._violated(f"fragment {fragment} misses a payload of its two newest versions")
+            chains[record.round % self._fragments].append(record.sections)
+        for layout, chain in zip(layouts, chains, strict=True):
+            source = Source(self._shared, self._clock, manifest, layout)
+            for version in range(max(len(chain) - 2, 0), len(chain)):
+                present = [await self._shared.get(section.key) is not None for section in chain[version]]
+                if not all(present) or isinstance(await parameters(source, version, chain[version]), Rejected):
+                    self._violated(f"fragment {layout.fragment} misses a payload of its two newest versions")
 
     async def _check_live(self, living: int) -> None:
         deltas = [entry async for entry in self._shared.list("live/deltas/")]
@@ -148,8 +151,8 @@ class Judge:
             record = by_round.get(track.version * self._fragments + layout.fragment)
             if record is None:
                 continue
-            section = next(section for section in record.sections if section.name == "theta")
-            committed = await get_section(self._shared, self._clock, section, layout)
+            source = Source(self._shared, self._clock, manifest, layout)
+            committed = await parameters(source, track.version, record.sections)
             mine = np.empty(layout.size, np.float32)
             node.model.read(layout, mine)
             if not isinstance(committed, Rejected) and mine.tobytes() != committed.tobytes():

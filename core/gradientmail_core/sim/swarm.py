@@ -16,6 +16,7 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.protocol.keys import DeltaKey, HeadKey, creation_key, tape_key
 from gradientmail_core.protocol.leases import Timeouts
+from gradientmail_core.sim.arithmetic import with_arithmetic
 from gradientmail_core.sim.judge import Judge
 from gradientmail_core.sim.loop import Deadlock, VirtualClock, VirtualLoop, run_virtually
 from gradientmail_core.sim.store import SimulatedStore, Weather
@@ -123,7 +124,7 @@ def scenario(seed: int) -> Scenario:
     )
     return Scenario(
         seed=seed,
-        settings=settings,
+        settings=with_arithmetic(settings, random.Random(f"arithmetic {seed}")),
         speeds=tuple(dice.choice((0.2, 0.2, 0.3, 0.5)) for _ in range(nodes)),
         joins=tuple(0.0 if node == 0 else dice.choice((0.0, 0.0, dice.uniform(0, 16))) for node in range(nodes)),
         drifts=tuple(dice.uniform(0.97, 1.03) for _ in range(nodes)),

@@ -16,7 +16,8 @@ from gradientmail_core.algorithms.outer import SGD, Adam, Nesterov
 from gradientmail_core.algorithms.schedule import is_due
 from gradientmail_core.engine.closing import (
     SNAPSHOT_METADATA,
-    delta_norm,
+    OuterState,
+    delta_squares,
     judged,
     merger,
     outer_layout,
@@ -177,7 +178,7 @@ def test_random_data_in_any_codec_never_raises(codec: str) -> None:
         random = body[:header] + noise.bytes(len(body) - header)
         payload = parse_payload(random, layout, codec_named(codec))
         assert not isinstance(payload, Malformed)
-        delta_norm(payload, layout, codec)
+        delta_squares(payload, layout, codec)
         assert isinstance(verdict(random, run=run), Refusal)
 
 
@@ -187,12 +188,12 @@ def test_random_data_in_any_codec_never_raises(codec: str) -> None:
 def test_the_outer_step_moves_the_parameters_by_the_weighted_mean() -> None:
     theta = np.full(SIZE, 10.0, np.float32)
     two = [accepted("a", 1.0, tokens=100), accepted("b", 2.0, tokens=200)]
-    result = merger(RUN, HEAD, theta, (), two)
+    result = merger(RUN, HEAD, theta, OuterState(()), two)
     assert result is not None
     assert result.theta == pytest.approx(10.0 - (0.2 * 1.0 + 0.8 * 2.0))
     assert (theta == 10.0).all(), "inputs stay as they are"
     assert result.cosine == pytest.approx(1.0)
-    assert result.outer == ()
+    assert result.outer == OuterState(())
 
 
 def test_buffers_take_the_mean_whatever_the_outer_optimizer() -> None:
@@ -213,10 +214,10 @@ def test_buffers_take_the_mean_whatever_the_outer_optimizer() -> None:
 def test_outer_state_is_moved_and_not_shared() -> None:
     run = run_of(replace(PLAIN, outer=Nesterov(lr=1.0, momentum=0.5, warmup=0.0)))
     theta, momentum = np.zeros(SIZE, np.float32), np.full(SIZE, 2.0, np.float32)
-    result = merger(run, first_head(run), theta, (momentum,), [accepted("a", 1.0, run)])
+    result = merger(run, first_head(run), theta, OuterState((momentum,)), [accepted("a", 1.0, run)])
     assert result is not None
-    assert (result.outer[0] == 2.0).all() and (momentum == 2.0).all()
-    assert result.outer[0] is not momentum
+    assert (result.outer.arrays[0] == 2.0).all() and (momentum == 2.0).all()
+    assert result.outer.arrays[0] is not momentum
     assert result.theta == pytest.approx(-(1.0 + 0.5 * 2.0))
 
 
@@ -226,16 +227,21 @@ def test_equal_snapshots_give_equal_bytes_in_any_order() -> None:
     many = [accepted(node, noise.standard_normal(SIZE).astype(np.float32), run) for node in "abcde"]
     theta, momentum = np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32)
     results = [
-        merger(run, first_head(run), theta, (momentum,), order) for order in (many, many[::-1], many[2:] + many[:2])
+        merger(run, first_head(run), theta, OuterState((momentum,)), order)
+        for order in (many, many[::-1], many[2:] + many[:2])
     ]
-    first, *others = [(one.theta.tobytes(), one.outer[0].tobytes(), one.cosine) for one in results if one is not None]
+    first, *others = [
+        (one.theta.tobytes(), one.outer.arrays[0].tobytes(), one.cosine) for one in results if one is not None
+    ]
     assert len(others) == 2 and all(other == first for other in others)
 
 
 @pytest.mark.parametrize("theta", [3e38, -3e38])
 def test_a_result_that_is_not_finite_is_none(theta: float) -> None:
     with np.errstate(over="ignore"):
-        found = merger(RUN, HEAD, np.full(SIZE, theta, np.float32), (), [accepted("a", np.copysign(3e38, -theta))])
+        found = merger(
+            RUN, HEAD, np.full(SIZE, theta, np.float32), OuterState(()), [accepted("a", np.copysign(3e38, -theta))]
+        )
     assert found is None
 
 
@@ -243,7 +249,9 @@ def test_an_outer_state_that_is_not_finite_is_none() -> None:
     run = run_of(replace(PLAIN, outer=Nesterov(lr=1e-6, momentum=0.9, warmup=0.0)))
     momentum = np.full(SIZE, 3e38, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        found = merger(run, first_head(run), np.zeros(SIZE, np.float32), (momentum,), [accepted("a", 3e38, run)])
+        found = merger(
+            run, first_head(run), np.zeros(SIZE, np.float32), OuterState((momentum,)), [accepted("a", 3e38, run)]
+        )
     assert found is None
 
 
@@ -251,20 +259,20 @@ def test_an_outer_state_that_is_not_finite_is_none() -> None:
 def test_sections_come_back_as_they_were(outer: Any) -> None:
     run, names = run_of(replace(PLAIN, outer=outer)), outer.state_names()
     state = tuple(np.full(SIZE, 0.5 + index, np.float32) for index in range(len(names)))
-    result = merger(run, first_head(run), np.ones(SIZE, np.float32), state, [accepted("a", 1.0, run)])
+    result = merger(run, first_head(run), np.ones(SIZE, np.float32), OuterState(state), [accepted("a", 1.0, run)])
     assert result is not None
 
     async def main(place: Place) -> None:
         host, layout = place.host(), RUN.layouts[0]
         state_layout = outer_layout(layout, names)
-        sections = await put_sections(host, layout, state_layout, ROUND, result)
+        sections = await put_sections(host, run, first_head(run), result, state_layout)
         assert [section.name for section in sections] == (["theta", "outer"] if names else ["theta"])
         theta = await get_section(host.mailbox, host.clock, sections[0], layout)
         assert not isinstance(theta, Rejected) and theta.tobytes() == result.theta.tobytes()
         if names:
             flat = await get_section(host.mailbox, host.clock, sections[1], state_layout)
             assert not isinstance(flat, Rejected)
-            assert flat.tobytes() == b"".join(part.tobytes() for part in result.outer)
+            assert flat.tobytes() == b"".join(part.tobytes() for part in result.outer.arrays)
 
     virtually(main)
 
