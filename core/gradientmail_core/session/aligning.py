@@ -2,12 +2,17 @@
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradientmail_core.adapters import resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import SystemClock
-from gradientmail_core.engine.joining import find_run, load_heads
+from gradientmail_core.engine.joining import Found, find_run, load_heads
+from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import ConfigurationError, RunMismatch, SchemaMismatch
 from gradientmail_core.events import emitter, log_event
@@ -16,7 +21,17 @@ from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
 from gradientmail_core.session.background import Loop
+from gradientmail_core.tensors.model import Model
 from gradientmail_core.tensors.schema import schema_difference
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a run committed last: its id and step, and every tensor under its canonical name, fp32 in its own shape."""
+
+    run: str
+    step: int
+    tensors: Mapping[str, NDArray[np.float32]]
 
 
 def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
@@ -24,38 +39,61 @@ def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
 
     Raises :class:`RunMismatch` if there is no run, :class:`SchemaMismatch` if it is of another model.
     """
-    loop = Loop()
-    try:
-        return _aligned(loop, model, opened(mailbox, must_exist=True))
-    finally:
-        loop.stop()
+    adapted: list[Model] = []
 
-
-def _aligned(loop: Loop, bare: object, mailbox: Mailbox) -> int:
-    clock = SystemClock()
-    emit = emitter((log_event,))
-    patient = RetryingMailbox(mailbox, clock, random.Random(0), emit)
-    host = Host("align", "0", patient, clock, random.Random(0), Timeouts(), emit)
-    try:
-        found = loop.run(find_run(host))
-        if found is None:
-            raise RunMismatch(f"There is no run at {mailbox.url}.", "Check the URL, or start a node first.")
+    def check(found: Found) -> None:
         schema = manifest_schema(found.manifest)
         merges_buffers = any(tensor.role == "buffer" for tensor in schema.tensors)
-        model = resolve(bare, buffers="mean" if merges_buffers else "local")
-        differences = schema_difference(model.schema, schema)
+        adapted.append(resolve(model, buffers="mean" if merges_buffers else "local"))
+        differences = schema_difference(adapted[0].schema, schema)
         if differences:
             raise SchemaMismatch(
                 "The run has other tensors than this model:\n  " + "\n  ".join(differences) + "\n",
                 "Build the run's model.",
             )
+
+    found, commits = _looked_up(mailbox, check)
+    for commit in commits:
+        adapted[0].write(found.layouts[commit.head.fragment], commit.theta)
+    return max(commit.head.step for commit in commits)
+
+
+def committed(mailbox: str | os.PathLike[str] | Mailbox) -> Committed:
+    """The newest committed parameters of the run at ``mailbox``, without a model or a framework.
+
+    Raises :class:`RunMismatch` if there is no run.
+    """
+    found, commits = _looked_up(mailbox, lambda found: None)
+    schema = manifest_schema(found.manifest)
+    tensors = {tensor.name: np.empty(tensor.shape, np.float32) for tensor in schema.tensors}
+    for commit in commits:
+        for piece in found.layouts[commit.head.fragment].pieces:
+            values = commit.theta[piece.offset : piece.offset + piece.elements].reshape(piece.shape)
+            whole = tensors[piece.name]
+            (whole if piece.rows is None else whole[slice(*piece.rows)])[...] = values
+    return Committed(found.manifest.run, max(commit.head.step for commit in commits), tensors)
+
+
+def _looked_up(
+    mailbox: str | os.PathLike[str] | Mailbox, check: Callable[[Found], None]
+) -> tuple[Found, Sequence[Commit]]:
+    """The run and its newest commits; ``check`` may raise before the parameters are loaded."""
+    store = opened(mailbox, must_exist=True)
+    loop, clock = Loop(), SystemClock()
+    emit = emitter((log_event,))
+    host = Host(
+        "align", "0", RetryingMailbox(store, clock, random.Random(0), emit), clock, random.Random(0), Timeouts(), emit
+    )
+    try:
+        found = loop.run(find_run(host))
+        if found is None:
+            raise RunMismatch(f"There is no run at {store.url}.", "Check the URL, or start a node first.")
+        check(found)
         settings = DiLoCo(sync_every=_count(found.manifest.algorithm, "sync_every"), fragments=len(found.layouts))
-        commits = loop.run(load_heads(host, Run(found.manifest, found.digest, found.layouts, settings), {}))
-        for commit in commits:
-            model.write(found.layouts[commit.head.fragment], commit.theta)
-        return max(commit.head.step for commit in commits)
+        return found, loop.run(load_heads(host, Run(found.manifest, found.digest, found.layouts, settings), {}))
     finally:
-        loop.run(mailbox.close())
+        loop.run(store.close())
+        loop.stop()
         clock.close()
 
 
