@@ -203,11 +203,11 @@ def test_buffers_take_the_mean_whatever_the_outer_optimizer() -> None:
     run = replace(run, layouts=(replace(layout, pieces=pieces), *run.layouts[1:]))
     theta, momentum = np.full(SIZE, 10.0, np.float32), np.full(SIZE, 2.0, np.float32)
     two = [accepted("a", 1.0, tokens=100), accepted("b", 2.0, tokens=200)]
-    result = merger(run, HEAD, theta, (momentum,), two)
+    result = merger(run, HEAD, theta, OuterState((momentum,)), two)
     assert result is not None
     count = pieces[0].elements
     assert result.theta[:count] == pytest.approx(10.0 - (0.2 * 1.0 + 0.8 * 2.0))
-    assert (result.outer[0][:count] == 0.0).all()
+    assert (result.outer.arrays[0][:count] == 0.0).all()
     assert (result.theta[count:] < 7.5).all()
 
 
