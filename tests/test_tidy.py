@@ -27,6 +27,7 @@ MAX_ANY_PER_THOUSAND_LINES = 1.0
 
 # A dataclass that may change after it is made, and why.
 MUTABLE_DATACLASSES = {
+    "SimulatedGossip": "a process of the simulation, which starts, fails and starts again",
     "SimulatedNode": "a process of the simulation, which starts, fails and starts again",
     "Board": "what one node has seen so far; written by its engine's thread only",
 }

@@ -1,7 +1,9 @@
 """Low-communication training over a mailbox, for any framework (``import gradientmail_core as gm``)."""
 
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.gossip import FactoredGossip, Strengthen
 from gradientmail_core.algorithms.merge import Median, Rda, TrimmedMean, WeightedMean
+from gradientmail_core.algorithms.mixing import All, Nothing, Pair, Peers
 from gradientmail_core.algorithms.outer import SGD, Adam, HeavyBall, Nesterov
 from gradientmail_core.algorithms.partition import ByBytes, Strided
 from gradientmail_core.errors import (
@@ -25,11 +27,13 @@ from gradientmail_core.session import Session, align
 __all__ = [
     "SGD",
     "Adam",
+    "All",
     "ByBytes",
     "ConfigurationError",
     "DiLoCo",
     "DirectoryMailbox",
     "Event",
+    "FactoredGossip",
     "GradientMailError",
     "HeavyBall",
     "Mailbox",
@@ -40,6 +44,9 @@ __all__ = [
     "MemoryMailbox",
     "MeteredMailbox",
     "Nesterov",
+    "Nothing",
+    "Pair",
+    "Peers",
     "RankLost",
     "Rda",
     "RunMismatch",
@@ -48,6 +55,7 @@ __all__ = [
     "SessionClosed",
     "SessionFailed",
     "SharedQueue",
+    "Strengthen",
     "Strided",
     "TrimmedMean",
     "WaitTimeout",

@@ -213,6 +213,57 @@ class SessionEnded:
         return f"{self.node} left after {self.rounds} rounds" + (f": {self.reason}" if self.reason else "")
 
 
+@dataclass(frozen=True, slots=True)
+class RoundMixed:
+    """A gossip node took its outer step at the end of ``round``.
+
+    ``partners`` are those whose gradients are in it, ``mixed`` counts the fragments whose mixed start had arrived;
+    the node waited ``seconds`` for gradients.
+    """
+
+    round: int
+    step: int
+    steps: int
+    partners: tuple[str, ...]
+    mixed: int
+    seconds: float
+
+    def __str__(self) -> str:
+        whom = ", ".join(self.partners) or "nobody's gradients"
+        return f"ended round {self.round} at step {self.step}: mixed {self.mixed} starts, with {whom}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """A gossip node was two rounds or more behind: it goes on in ``round`` from the newest mean, without momentum."""
+
+    round: int
+    steps: int
+
+    def __str__(self) -> str:
+        return f"too far behind: going on in round {self.round} from the newest mean, {self.steps} steps given up"
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """How far the nodes of a gossip run are apart at the start of ``round``, as its roster says.
+
+    ``l2`` is the root mean square over parameters of the distance from the nodes' mean, ``js`` the Jensen-Shannon
+    distance of their outputs; None where it is not known. ``strong`` says that Mix2 is strengthened in this round.
+    """
+
+    round: int
+    l2: float | None
+    js: float | None
+    strong: bool
+
+    def __str__(self) -> str:
+        known = [f"{name} {value:.3g}" for name, value in (("L2", self.l2), ("JS", self.js)) if value is not None]
+        return f"round {self.round}: nodes apart by {' and '.join(known) or 'nobody knows how much'}" + (
+            ", mixing more" if self.strong else ""
+        )
+
+
 Event: TypeAlias = (
     RunCreated
     | RunJoined
@@ -229,6 +280,9 @@ Event: TypeAlias = (
     | ObjectIgnored
     | StoreStalled
     | SessionEnded
+    | RoundMixed
+    | Rejoined
+    | Disagreement
 )
 Callback: TypeAlias = Callable[[Event], None]
 
@@ -238,7 +292,7 @@ def log_event(event: Event) -> None:
     match event:
         case SnapshotRefused(reason=reason) if reason not in POISON_REASONS:
             logger.info("%s", event)
-        case SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | StoreStalled():
+        case Rejoined() | SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | StoreStalled():
             logger.warning("%s", event)
         case RunCreated() | RunJoined() | RunResumed() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():
             logger.info("%s", event)

@@ -9,7 +9,7 @@ store, and anything unknown or out of range is a :class:`ConfigurationError`, no
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from gradientmail_core.errors import ConfigurationError
 
@@ -17,6 +17,19 @@ T = TypeVar("T")
 
 Settings: TypeAlias = dict[str, object]
 """Plain JSON: strings, numbers, booleans, None, and lists of these."""
+
+
+class Shared(Protocol):
+    """The settings of an algorithm: those that every node of a run must have alike."""
+
+    @property
+    def master_dtype(self) -> str:
+        """The format in which the initial parameters are stored."""
+        ...
+
+    def shared_settings(self) -> Settings:
+        """What the manifest holds, as plain JSON, the algorithm's name under ``"name"``."""
+        ...
 
 
 class Named:

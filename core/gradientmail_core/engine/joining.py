@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradientmail_core.algorithms.diloco import DiLoCo, settings_difference
+from gradientmail_core.algorithms.settings import Shared
 from gradientmail_core.engine.chain import Head, first_seen, genesis, succeeded
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.loading import Source, parameters
@@ -86,7 +87,13 @@ async def _refuse_foreign(host: Host) -> None:
 
 
 def checked(found: Found, settings: DiLoCo, schema: Schema, frozen: str | None, url: str) -> Run:
-    """The run, if this node's model and settings are the run's.
+    """The run, if this node's model and settings are the run's; raises what :func:`check_same` raises."""
+    check_same(found, settings, schema, frozen, url)
+    return Run(found.manifest, found.digest, found.layouts, settings)
+
+
+def check_same(found: Found, settings: Shared, schema: Schema, frozen: str | None, url: str) -> None:
+    """Nothing, if this node's model and settings are the run's.
 
     Raises :class:`SchemaMismatch` or :class:`RunMismatch` with the differences.
     """
@@ -112,12 +119,11 @@ def checked(found: Found, settings: DiLoCo, schema: Schema, frozen: str | None, 
             f"The frozen parameters of this model differ from those of the run at {url}.",
             "Load the same base model on every node.",
         )
-    return Run(found.manifest, found.digest, found.layouts, settings)
 
 
 async def create_run(
     host: Host,
-    settings: DiLoCo,
+    settings: Shared,
     schema: Schema,
     frozen: str | None,
     layouts: Sequence[FragmentLayout],
@@ -147,7 +153,7 @@ def _own_older(holder: Claim, host: Host) -> bool:
 async def _created(
     host: Host,
     run_id: str,
-    settings: DiLoCo,
+    settings: Shared,
     schema: Schema,
     frozen: str | None,
     layouts: Sequence[FragmentLayout],

@@ -331,6 +331,11 @@ class Learner:
         """Fragments whose snapshot awaits its round."""
         return tuple(number for number, track in enumerate(self.state.tracks) if track.outstanding is not None)
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """For each fragment, the version the model was last aligned with."""
+        return tuple(track.version for track in self.state.tracks)
+
     def resume(self) -> None:
         """Forget the time since the last step, which was spent waiting and not training."""
         self._last_step_at = None

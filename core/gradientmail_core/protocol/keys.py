@@ -145,9 +145,14 @@ def is_blob_key(key: str) -> bool:
     return _PAYLOAD.match(key) is not None
 
 
+def is_node(node: str) -> bool:
+    """True if ``node`` can be part of a key."""
+    return _NODE_ID.match(node) is not None
+
+
 def checked_node(node: str) -> str:
     """``node`` itself if it can be part of a key, else :class:`ConfigurationError`."""
-    if not _NODE_ID.match(node):
+    if not is_node(node):
         raise ConfigurationError(
             f"The node id {node[:80]!r} cannot be used in keys.",
             "Use 1 to 64 lower-case letters, digits, '.', '_' or '-', starting and ending with a letter or digit.",

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from gradientmail_core.adapters import resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.gossip import NAME, gossip_from
 from gradientmail_core.clock import SystemClock
+from gradientmail_core.engine.gossip_shares import GossipRun
 from gradientmail_core.engine.joining import Found, find_run, load_heads
-from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import ConfigurationError, RunMismatch, SchemaMismatch
 from gradientmail_core.events import emitter, log_event
@@ -21,7 +22,8 @@ from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
 from gradientmail_core.session.background import Loop
-from gradientmail_core.tensors.model import Model
+from gradientmail_core.session.gossiping import newest_model
+from gradientmail_core.tensors.model import Flat, Model
 from gradientmail_core.tensors.schema import schema_difference
 
 
@@ -52,10 +54,10 @@ def align(model: object, *, mailbox: str | os.PathLike[str] | Mailbox) -> int:
                 "Build the run's model.",
             )
 
-    found, commits = _looked_up(mailbox, check)
-    for commit in commits:
-        adapted[0].write(found.layouts[commit.head.fragment], commit.theta)
-    return max(commit.head.step for commit in commits)
+    found, newest, step = _looked_up(mailbox, check)
+    for layout, values in zip(found.layouts, newest, strict=True):
+        adapted[0].write(layout, values)
+    return step
 
 
 def committed(mailbox: str | os.PathLike[str] | Mailbox) -> Committed:
@@ -63,21 +65,21 @@ def committed(mailbox: str | os.PathLike[str] | Mailbox) -> Committed:
 
     Raises :class:`RunMismatch` if there is no run.
     """
-    found, commits = _looked_up(mailbox, lambda found: None)
+    found, newest, step = _looked_up(mailbox, lambda found: None)
     schema = manifest_schema(found.manifest)
     tensors = {tensor.name: np.empty(tensor.shape, np.float32) for tensor in schema.tensors}
-    for commit in commits:
-        for piece in found.layouts[commit.head.fragment].pieces:
-            values = commit.theta[piece.offset : piece.offset + piece.elements].reshape(piece.shape)
+    for layout, flat in zip(found.layouts, newest, strict=True):
+        for piece in layout.pieces:
+            values = flat[piece.offset : piece.offset + piece.elements].reshape(piece.shape)
             whole = tensors[piece.name]
             (whole if piece.rows is None else whole[slice(*piece.rows)])[...] = values
-    return Committed(found.manifest.run, max(commit.head.step for commit in commits), tensors)
+    return Committed(found.manifest.run, step, tensors)
 
 
 def _looked_up(
     mailbox: str | os.PathLike[str] | Mailbox, check: Callable[[Found], None]
-) -> tuple[Found, Sequence[Commit]]:
-    """The run and its newest commits; ``check`` may raise before the parameters are loaded."""
+) -> tuple[Found, Sequence[Flat], int]:
+    """The run, its newest parameters by fragment and its step; ``check`` may raise before parameters are loaded."""
     store = opened(mailbox, must_exist=True)
     loop, clock = Loop(), SystemClock()
     emit = emitter((log_event,))
@@ -89,12 +91,20 @@ def _looked_up(
         if found is None:
             raise RunMismatch(f"There is no run at {store.url}.", "Check the URL, or start a node first.")
         check(found)
-        settings = DiLoCo(sync_every=_count(found.manifest.algorithm, "sync_every"), fragments=len(found.layouts))
-        return found, loop.run(load_heads(host, Run(found.manifest, found.digest, found.layouts, settings), {}))
+        return found, *loop.run(_newest(host, found))
     finally:
         loop.run(store.close())
         loop.stop()
         clock.close()
+
+
+async def _newest(host: Host, found: Found) -> tuple[Sequence[Flat], int]:
+    algorithm = found.manifest.algorithm
+    if algorithm.get("name") == NAME:
+        return await newest_model(host, found, GossipRun.of(found.manifest, found.layouts, gossip_from(algorithm)))
+    settings = DiLoCo(sync_every=_count(algorithm, "sync_every"), fragments=len(found.layouts))
+    commits = await load_heads(host, Run(found.manifest, found.digest, found.layouts, settings), {})
+    return [commit.theta for commit in commits], max(commit.head.step for commit in commits)
 
 
 def _count(settings: Mapping[str, object], name: str) -> int:

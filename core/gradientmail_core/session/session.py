@@ -27,14 +27,17 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from gradientmail_core.adapters import resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.clock import SystemClock
 from gradientmail_core.engine.aligning import Policy
+from gradientmail_core.engine.gossip import GossipNode
+from gradientmail_core.engine.gossip_learner import GossipLearner
 from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot, merged_tokens
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.resuming import Saved, kept, parse_saved, resumed, saved_json
@@ -54,8 +57,9 @@ from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.session.aligning import opened
 from gradientmail_core.session.background import Loop
 from gradientmail_core.session.figures import figures
+from gradientmail_core.session.gossiping import Bridge, gossip_state, is_gossip_state
 from gradientmail_core.session.recipes import Patterns, Recipes
-from gradientmail_core.tensors.model import Model, set_aside
+from gradientmail_core.tensors.model import Flat, Model, set_aside
 from gradientmail_core.tensors.schema import FragmentLayout
 
 T = TypeVar("T")
@@ -64,6 +68,9 @@ logger = logging.getLogger("gradientmail")
 
 WAIT_SLICE_SECONDS = 0.5
 WAIT_REPORT_SECONDS = 10.0
+
+
+Algorithm: TypeAlias = DiLoCo | FactoredGossip
 
 
 class Session(Patterns):
@@ -82,7 +89,7 @@ class Session(Patterns):
         model: object,
         *,
         mailbox: str | os.PathLike[str] | Mailbox,
-        algorithm: DiLoCo,
+        algorithm: Algorithm,
         node: str | None = None,
         min_nodes: int = 1,
         lease_timeout: float = 120.0,
@@ -93,7 +100,7 @@ class Session(Patterns):
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
         _check_numbers(min_nodes, lease_timeout, progress_timeout)
-        if not isinstance(algorithm, DiLoCo):
+        if not isinstance(algorithm, DiLoCo | FactoredGossip):
             raise ConfigurationError(f"{algorithm!r} is no algorithm.", "Give DiLoCo(sync_every=..., fragments=...).")
         self._model: Model = resolve(model)
         self._algorithm = algorithm
@@ -114,8 +121,8 @@ class Session(Patterns):
             emit=emit,
         )
         self._loop: Loop | None = None
-        self._engine: Node | None = None
-        self._learner: Learner | None = None
+        self._engine: Node | GossipNode | None = None
+        self._learner: Learner | GossipLearner | None = None
         self._news = threading.Event()
         self._ended = False
         self._stall_seconds = 0.0
@@ -150,20 +157,43 @@ class Session(Patterns):
             raise SessionClosed("This session was already used.", "Make a new Session.")
         layouts = self._algorithm.partition.layouts(self._model.schema, self._algorithm.fragments)
         self._loop = Loop()
-        self._engine = Node(self._host, self._algorithm, min_nodes=self._min_nodes, role=self._role)
         try:
-            self._enter(self._loop, self._engine, layouts)
+            if isinstance(self._algorithm, FactoredGossip):
+                if self._role != "both":
+                    raise ConfigurationError(
+                        f"role={self._role!r} in a gossip run.", "Leave it out: nobody closes rounds."
+                    )
+                self._engine = gossip = GossipNode(self._host, self._algorithm, min_nodes=self._min_nodes)
+                self._enter_gossip(self._loop, gossip, layouts)
+            else:
+                self._engine = node = Node(self._host, self._algorithm, min_nodes=self._min_nodes, role=self._role)
+                self._enter(self._loop, node, layouts, self._algorithm)
         except BaseException as error:
             self.abort(f"{type(error).__name__} while joining")
             raise
 
-    def _enter(self, loop: Loop, engine: Node, layouts: Sequence[FragmentLayout]) -> None:
-        found = self._awaited(loop, engine.enter())
+    def _initial(self, layouts: Sequence[FragmentLayout]) -> list[Flat]:
+        """The model's own parameters, for a run that this node may create."""
         theta = []
-        if found is None:
-            for layout in layouts:
-                theta.append(np.empty(layout.size, np.float32))
-                self._model.read(layout, theta[-1])
+        for layout in layouts:
+            theta.append(np.empty(layout.size, np.float32))
+            self._model.read(layout, theta[-1])
+        return theta
+
+    def _enter_gossip(self, loop: Loop, engine: GossipNode, layouts: Sequence[FragmentLayout]) -> None:
+        found = self._awaited(loop, engine.enter())
+        theta = self._initial(layouts) if found is None else []
+        schema, frozen = self._model.schema, self._model.frozen_fingerprint
+        joined = self._awaited(loop, engine.join(found, schema, frozen, layouts, theta))
+        self._awaited(loop, engine.wait_for_nodes())
+        bridge = Bridge(loop, engine)
+        self._learner = learner = bridge.learner(self._model, joined, self._news.set)
+        loop.run(bridge.started(learner, self._failed))
+        learner.launch()
+
+    def _enter(self, loop: Loop, engine: Node, layouts: Sequence[FragmentLayout], algorithm: DiLoCo) -> None:
+        found = self._awaited(loop, engine.enter())
+        theta = self._initial(layouts) if found is None else []
         schema, frozen = self._model.schema, self._model.frozen_fingerprint
         commits = self._awaited(loop, engine.join(found, schema, frozen, layouts, theta))
         self._awaited(loop, engine.wait_for_nodes())
@@ -172,9 +202,9 @@ class Session(Patterns):
             self._model,
             engine.layouts,
             commits,
-            in_flight=self._algorithm.in_flight,
-            overlap_steps=self._algorithm.overlap_steps,
-            policy=Policy.of(self._algorithm),
+            in_flight=algorithm.in_flight,
+            overlap_steps=algorithm.overlap_steps,
+            policy=Policy.of(algorithm),
             publish=self._publish,
             applied=self._applied,
             now=time.monotonic,
@@ -339,7 +369,7 @@ class Session(Patterns):
             finally:
                 self._waiting = False
 
-    def _joined(self) -> tuple[Learner, Node, Loop]:
+    def _joined(self) -> tuple[Learner | GossipLearner, Node | GossipNode, Loop]:
         if self._learner is None or self._engine is None or self._loop is None or self._ended:
             raise SessionClosed("The session is not joined.", "Use this between join() and close().")
         return self._learner, self._engine, self._loop
@@ -352,6 +382,9 @@ class Session(Patterns):
         The anchors of the next deltas are not in it: they are fetched again by the digest of their commit.
         """
         learner, engine, _ = self._joined()
+        if isinstance(engine, GossipNode) and isinstance(learner, GossipLearner):
+            return gossip_state(engine, learner)
+        assert isinstance(learner, Learner)
         return saved_json(engine.run_id, learner.state)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -362,9 +395,9 @@ class Session(Patterns):
         """
         if self._learner is not None or self._ended:
             raise SessionClosed("load_state_dict() after join().", "Load the state first, then join.")
-        self._saved = parse_saved(state)
+        self._saved = None if is_gossip_state(state) else parse_saved(state)
 
-    def _wait_until(self, done: Callable[[Learner], bool], timeout: float | None) -> bool:
+    def _wait_until(self, done: Callable[[Learner | GossipLearner], bool], timeout: float | None) -> bool:
         """Wait for commits until ``done(learner)``; True if any was written. Gives up after ``timeout`` of silence."""
         learner = self._learner
         assert learner is not None
@@ -398,7 +431,7 @@ class Session(Patterns):
         self._host.emit(RunWaited(f"waiting {seconds:.0f} s for the round of fragment {fragments} (live: {here})"))
 
     def _publish(self, snapshot: Snapshot) -> None:
-        assert self._loop is not None and self._engine is not None
+        assert self._loop is not None and isinstance(self._engine, Node)
         self._loop.call(partial(self._engine.publish, snapshot))
 
     def _applied(self, commit: Commit) -> None:
@@ -459,7 +492,7 @@ class Session(Patterns):
     @property
     def versions(self) -> tuple[int, ...]:
         """For each fragment, the version the model was last aligned with."""
-        return tuple(track.version for track in self._learner.state.tracks) if self._learner is not None else ()
+        return self._learner.versions if self._learner is not None else ()
 
     @property
     def batch_size(self) -> int | None:

@@ -68,3 +68,12 @@ def set_aside(model: Model, layouts: Sequence[FragmentLayout]) -> Callable[[], N
             model.write(layout, copy)
 
     return write_back
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A model that can say what it answers to a small fixed batch, the same batch on every node."""
+
+    def probe_outputs(self) -> NDArray[np.float32]:
+        """Probabilities of shape (rows, classes), of the parameters as they are; changes nothing."""
+        ...
