@@ -363,7 +363,7 @@ class GradientMailCallback(TrainerCallback):
             min_nodes=self.min_nodes,
             lease_timeout=self.lease_timeout,
             progress_timeout=self.progress_timeout,
-            callbacks=(*self._callbacks, _announce),
+            callbacks=(*self._callbacks, Announcer()),
         )
 
 
@@ -394,12 +394,19 @@ def _note_buffers(names: list[str]) -> None:
         )
 
 
-def _announce(event: Event) -> None:
-    """Tell a person what they wait for, in one line; called on the engine's thread."""
-    match event:
-        case RunWaited():
-            logger.warning("GradientMail: %s", event)
-        case RunCreated() | RunJoined() | SessionEnded():
-            logger.info("GradientMail: %s", event)
-        case _:
-            pass
+class Announcer:
+    """Tells a person what they wait for, in one line for as long as it is the same; on the engine's thread."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunWaited():
+                if str(event) != self._told:
+                    logger.warning("GradientMail: %s", event)
+                self._told = str(event)
+            case RunCreated() | RunJoined() | SessionEnded():
+                logger.info("GradientMail: %s", event)
+            case _:
+                pass

@@ -15,7 +15,7 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import NodeGone, RunJoined, RunWaited
 from gradientmail_hf import GradientMailCallback
-from gradientmail_hf.callback import _announce
+from gradientmail_hf.callback import Announcer
 from tests.hf.nodes import LENGTH, RecordingCallback, fit, llama, rows, trainer
 from tests.sessions import LAST
 
@@ -466,10 +466,12 @@ def test_the_progress_bar_shows_the_run(tmp_path, capsys):
 def test_waiting_is_told_in_one_line(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", False)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [caplog.handler])
+    announce = Announcer()
     with caplog.at_level(logging.WARNING):
-        _announce(RunJoined(run="0123456789", node="a", step=3, rounds=2, live=("b",)))
-        _announce(RunWaited(reason="waiting for 1 more node"))
-        _announce(NodeGone(node="b", left=False))
+        announce(RunJoined(run="0123456789", node="a", step=3, rounds=2, live=("b",)))
+        for _ in range(3):
+            announce(RunWaited(reason="waiting for 1 more node"))
+        announce(NodeGone(node="b", left=False))
     assert [record.message for record in caplog.records] == ["GradientMail: waiting for 1 more node"]
 
 

@@ -118,6 +118,7 @@ class TorchModel:
     @property
     def sharded(self) -> bool:
         """Whether reading and writing are collectives of several processes."""
+        _reshard(self.module)
         return any(isinstance(tensor.parameter, DTensor) for tensor in self._trainable.values())
 
     def parameter(self, name: str) -> nn.Parameter:
@@ -127,6 +128,7 @@ class TorchModel:
     @torch.no_grad()
     def read(self, layout: FragmentLayout, out: Flat) -> None:
         """Copy the fragment's current values into ``out`` (fp32, ``layout.size`` elements)."""
+        _reshard(self.module)
         for piece in layout.pieces:
             source = _gathered(self.parameter(piece.name))
             target = out[piece.offset : piece.offset + piece.elements]
@@ -143,6 +145,7 @@ class TorchModel:
 
         A dimension that was expanded (stride 0) has one row in memory: it takes the first one's values.
         """
+        _reshard(self.module)
         for piece in layout.pieces:
             flat = values[piece.offset : piece.offset + piece.elements]
             self._store(piece, self._on_device(flat, self.parameter(piece.name).device))
@@ -150,18 +153,21 @@ class TorchModel:
     @torch.no_grad()
     def write_tensor(self, layout: FragmentLayout, values: Tensor) -> None:
         """:meth:`write` for values in a 1-d fp32 tensor, on any device."""
+        _reshard(self.module)
         for piece in layout.pieces:
             self._store(piece, values[piece.offset : piece.offset + piece.elements])
 
     @torch.no_grad()
     def keep(self) -> Mapping[str, Tensor]:
         """A copy in host memory of this process's part of every trainable parameter; no collective."""
+        _reshard(self.module)
         return {name: _local(tensor.parameter).to("cpu", copy=True) for name, tensor in self._trainable.items()}
 
     @torch.no_grad()
     def restore(self, kept: object) -> None:
         """Write back what :meth:`keep` returned, bit for bit."""
         assert isinstance(kept, dict)
+        _reshard(self.module)
         for name, values in kept.items():
             _overwrite(_local(self.parameter(name)), values)
 
@@ -266,6 +272,13 @@ def _role(tensor: Bound, vocabularies: set[tuple[int, ...]]) -> Role:
 
 def _rows(tensor: Tensor, piece: Piece) -> Tensor:
     return tensor if piece.rows is None else tensor[piece.rows[0] : piece.rows[1]]
+
+
+def _reshard(module: nn.Module) -> None:
+    """Let FSDP2 put its shards back: a forward pass without a backward leaves whole parameters in their place."""
+    for child in module.modules():
+        if is_a(child, "FSDPModule"):
+            child.reshard()  # type: ignore[operator]  # of FSDPModule
 
 
 def _gathered(parameter: nn.Parameter) -> Tensor:

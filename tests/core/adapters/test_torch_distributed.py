@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from gradientmail_core.adapters.torch import TorchModel
@@ -116,6 +117,9 @@ def lent(module: nn.Module) -> dict[str, object]:
 
     ranks.run(enter)
     during = full(module.bias)
+    if isinstance(module, FSDPModule):  # which is left with whole parameters by a forward pass alone
+        with torch.no_grad():
+            module(torch.ones(COLUMNS))
     ranks.run(leave)
     ranks.close()
     return {"during": during, "after": sorted({value for part in own for value in part.flatten().tolist()})}
@@ -151,6 +155,7 @@ def main(rank: int, folder: Path) -> None:
         "reset": reset(),
         "lent": lent(nn.Linear(COLUMNS, ROWS)),
         "lent_shards": lent(sharded([Shard(0)])),
+        "lent_fsdp2": lent(fully_shard(nn.Linear(COLUMNS, ROWS), mesh=init_device_mesh("cpu", (2,)))),
         "totals": totals(),
         "frozen": frozen(),
     }
@@ -192,7 +197,7 @@ def test_every_ranks_optimizer_is_reset(found):
     assert [rank["reset"]["state"] for rank in found] == [0, 0]
 
 
-@pytest.mark.parametrize("kind", ["lent", "lent_shards"])
+@pytest.mark.parametrize("kind", ["lent", "lent_shards", "lent_fsdp2"])
 def test_every_rank_gets_its_own_parameters_back(found, kind):
     for number, rank in enumerate(found):
         assert rank[kind]["during"] == numbers(ROWS).tolist()
