@@ -23,6 +23,7 @@ from gradientmail_core.algorithms.merge import Merge, Rda, WeightedMean, merge_f
 from gradientmail_core.algorithms.outer import SGD, Nesterov, Outer, outer_from, outer_settings
 from gradientmail_core.algorithms.partition import ByBytes, Partition, Strided, partition_from, partition_settings
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.protocol.link import Compression
 from gradientmail_core.tensors.codecs import codec_named
 
 Dtype: TypeAlias = Literal["F32", "F16", "BF16"]
@@ -30,7 +31,6 @@ Dtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
 ResidualDtype: TypeAlias = Literal["F32", "BF16"]
 Stale: TypeAlias = Literal["reject", "rebase"]
-Compression: TypeAlias = Literal["zstd", "auto"]
 
 SHOWN_CHARACTERS = 200
 EVERYONE = 2**31 - 1

@@ -8,6 +8,7 @@ import asyncio
 
 import numpy as np
 
+from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.engine.closing import (
     Merger,
     OuterState,
@@ -63,6 +64,11 @@ class Closer(ChainView):
 
     async def _close(self) -> Decided:
         self.gathering = Gathering()
+        with Spool(self._run.settings.merge_memory) as self._spool:
+            return await self._gathered() or await self._commit()
+
+    async def _gathered(self) -> Decided | None:
+        """Gather until the round closes; another node's commit if that comes first."""
         fetching: dict[str, asyncio.Task[None]] = {}
         attempts = 0
         asked_at = -NEVER
@@ -94,7 +100,7 @@ class Closer(ChainView):
             for task in fetching.values():
                 task.cancel()
                 task.add_done_callback(_heard)
-        return await self._commit()
+        return None
 
     def _early_count_from(self) -> float:
         """When early snapshots make a quorum: once the round is expected and this node, if it trains, reported."""
@@ -146,8 +152,8 @@ class Closer(ChainView):
         body = await self._snapshot_body(node, round)
         if body is None:
             return
-        head = self.head
-        verdict = await self._host.clock.compute(lambda: judged(body, node, round, head, self._run))
+        head, spool = self.head, None if node == self._host.node else self._spool
+        verdict = await self._host.clock.compute(lambda: judged(body, node, round, head, self._run, spool))
         if node in self.gathering.heard:
             return
         self._board.evident([node])

@@ -7,6 +7,7 @@ that. Equal inputs give equal payload bytes on every node, so it does not matter
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from gradientmail_core.algorithms.merge import Contribution, Merged, norm_of, pi
 from gradientmail_core.algorithms.outer import restated
 from gradientmail_core.algorithms.reduction import Totals
 from gradientmail_core.algorithms.schedule import first_due_after
+from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.gathering import Accepted, Gathering, shares
 from gradientmail_core.engine.loading import changed, made_by
@@ -36,9 +38,10 @@ from gradientmail_core.protocol.records import (
     parse_snapshot,
 )
 from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.compression import opened
 from gradientmail_core.tensors.kernels import is_finite, subtract
 from gradientmail_core.tensors.model import Flat
-from gradientmail_core.tensors.payload import Malformed, Payload, parse_payload
+from gradientmail_core.tensors.payload import Body, Malformed, Payload, parse_payload, payload_bytes_max
 from gradientmail_core.tensors.schema import FragmentLayout
 
 SNAPSHOT_METADATA = "gradientmail"
@@ -67,10 +70,17 @@ class Merger:
     change: Flat | None = None
 
 
-def judged(body: bytes | bytearray, node: str, round: int, head: Head, run: Run) -> Accepted | Refusal:
-    """A snapshot, or the reason it cannot be merged; decided from its bytes and the chain's head alone."""
-    layout = run.layouts[head.fragment]
-    payload = parse_payload(body, layout, codec_named(run.settings.delta_codec))
+def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool | None = None) -> Accepted | Refusal:
+    """A snapshot, or the reason it cannot be merged; decided from its bytes and the chain's head alone.
+
+    It keeps the codec's own bytes, in ``spool`` if one is given: a merge decodes them block by block.
+    """
+    layout, codec = run.layouts[head.fragment], codec_named(run.settings.delta_codec)
+    plain = opened(body, payload_bytes_max(layout, codec))
+    if spool is not None and not isinstance(plain, Malformed):
+        with contextlib.suppress(OSError):  # a full disk: memory has to do
+            plain = spool.kept(plain)
+    payload = plain if isinstance(plain, Malformed) else parse_payload(plain, layout, codec)
     if isinstance(payload, Malformed):
         return Refusal(node, "", "", "corrupt")
     text = payload.metadata.get(SNAPSHOT_METADATA, "")
@@ -177,7 +187,7 @@ async def put_sections(
 ) -> tuple[Section, ...]:
     """Write the committed payloads of the round after ``head`` side by side."""
     settings, layout, round = run.settings, run.layouts[head.fragment], head.next_round(run.fragments)
-    put = partial(put_section, host.mailbox, host.clock)
+    put = partial(put_section, host.mailbox, host.clock, link=host.link, compression=settings.compression)
     writes = []
     if result.change is None or (head.version + 1) % settings.full_every == 0:
         writes.append(put("theta", round, host.node, layout, result.theta, codec=settings.master_dtype))

@@ -173,6 +173,8 @@ async def _created(
                 layout,
                 values,
                 codec=settings.master_dtype,
+                link=host.link,
+                compression=settings.compression,
             )
             for layout, values in zip(layouts, theta, strict=True)
         )

@@ -27,6 +27,7 @@ from gradientmail_core.events import (
 )
 from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
 from gradientmail_core.protocol.leases import LEARNING, is_alive
+from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
 
@@ -178,6 +179,7 @@ class Node:
             self._learner.returned(snapshot.fragment, snapshot.values)
             return
         feedback = fragment.feedback
+        codec, compression = codec_named(run.settings.delta_codec), run.settings.compression
         published = await self._host.clock.compute(
             lambda: encoded_snapshot(self._host, run, snapshot, round, fragment.layout, feedback)
         )
@@ -186,13 +188,15 @@ class Node:
             self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
             return
         fragment.publishing(published)
-        await self._host.mailbox.put(DeltaKey(round, self._host.node).path, published.body)
+        link, key = self._host.link, DeltaKey(round, self._host.node).path
+        body = await self._host.clock.compute(lambda: link.packed(published.body, codec, compression))
+        await link.put(self._host.mailbox, self._host.clock, key, body)
         self._published_at = self._host.clock.now()
         self.board.evident([self._host.node])
         seconds = self._published_at - started
         fragment.uploaded(seconds)
         self._host.emit(
-            SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, len(published.body), seconds)
+            SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, len(body), seconds)
         )
 
     def accompany(self, work: Coroutine[object, object, None]) -> None:

@@ -28,6 +28,7 @@ from gradientmail_core.protocol.leases import (
     live_learners,
     observed,
 )
+from gradientmail_core.protocol.link import Link
 from gradientmail_core.protocol.records import Manifest
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -36,7 +37,10 @@ STRAYS_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One process in a run: its name, its incarnation (new with each start), and its ways to the world."""
+    """One process in a run: its name, its incarnation (new with each start), and its ways to the world.
+
+    ``link`` knows how fast its uploads are.
+    """
 
     node: str
     incarnation: str
@@ -45,6 +49,7 @@ class Host:
     random: random.Random
     timeouts: Timeouts
     emit: Callback
+    link: Link = field(default_factory=Link)
 
     def nonce(self) -> str:
         """Fresh hex for one attempt at a record."""

@@ -6,6 +6,7 @@ store, so a crash loses nothing that others need.
 
 from collections.abc import Callable, Collection
 
+from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.closing import OuterState
 from gradientmail_core.engine.gathering import (
@@ -61,6 +62,7 @@ class ChainView:
         self._upload_seconds = 0.0
         self._committed_about: float | None = None
         self._ours: Decided | None = None
+        self._spool: Spool | None = None
         self._feedback = Feedback(codec_named(run.settings.delta_codec).name)
         self._rollbacks = 0
         self._announce()

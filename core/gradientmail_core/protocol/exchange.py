@@ -22,8 +22,10 @@ from gradientmail_core.errors import ConfigurationError, PayloadTooLarge, RunMis
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Mailbox
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import blob_key, tape_key
+from gradientmail_core.protocol.link import Compression, Link
 from gradientmail_core.protocol.records import RECORD_LONGEST, RoundRecord, Section, SectionName, digest, parse_round
 from gradientmail_core.tensors.codecs import Codec, codec_named
+from gradientmail_core.tensors.compression import opened
 from gradientmail_core.tensors.kernels import for_blocks
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, payload_bytes_max
@@ -129,12 +131,24 @@ async def put_section(
     *,
     codec: str = "F32",
     makes: str | None = None,
+    link: Link | None = None,
+    compression: Compression | None = None,
 ) -> Section:
-    """Encode ``values``, write the payload, and return what a record says of it."""
-    body, data = await clock.compute(lambda: encode_section(name, layout, codec_named(codec), values))
-    section = Section(name, blob_key(round, node, content_digest(name, data)), data, codec_named(codec).name, makes)
-    await mailbox.put(section.key, body)
-    return section
+    """Encode ``values``, write the payload, and return what a record says of it.
+
+    ``makes`` is the digest of the parameters that a change makes; ``compression`` needs a ``link``.
+    """
+    link, wire = link or Link(), codec_named(codec)
+
+    def encoded() -> tuple[Body, bool, str]:
+        body, data = encode_section(name, layout, wire, values)
+        packed = link.packed(body, wire, compression)
+        return packed, packed is not body, data
+
+    body, compressed, data = await clock.compute(encoded)
+    key = blob_key(round, node, content_digest(name, data), compressed=compressed)
+    await link.put(mailbox, clock, key, body)
+    return Section(name, key, data, wire.name, makes)
 
 
 def content_digest(name: SectionName, data: str) -> str:
@@ -170,7 +184,8 @@ async def get_section(mailbox: Mailbox, clock: Clock, section: Section, layout: 
 
 
 def _decoded(body: bytes, section: Section, layout: FragmentLayout, codec: Codec) -> Flat | Rejected:
-    payload = parse_payload(body, layout, codec)
+    plain = opened(body, payload_bytes_max(layout, codec))
+    payload = plain if isinstance(plain, Malformed) else parse_payload(plain, layout, codec)
     if isinstance(payload, Malformed):
         return Rejected(payload.reason)
     if payload.sha256 != section.sha256:

@@ -34,7 +34,7 @@ be gone."""
 
 _NODE = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"
 _NODE_ID = re.compile(_NODE + r"\Z")
-_PAYLOAD = re.compile(rf"blobs/\d{{10}}/{_NODE}-[0-9a-f]{{64}}\.safetensors\Z", re.ASCII)
+_PAYLOAD = re.compile(rf"blobs/\d{{10}}/{_NODE}-[0-9a-f]{{64}}\.safetensors(\.zst)?\Z", re.ASCII)
 _LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwelvpsdx])(0|[1-9]\d{{0,14}})-([0-9a-f]{{16}})\Z", re.ASCII)
 _HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z", re.ASCII)
 _CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z", re.ASCII)
@@ -135,9 +135,9 @@ def blob_round(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def blob_key(round: int, node: str, sha256: str) -> str:
+def blob_key(round: int, node: str, sha256: str, *, compressed: bool = False) -> str:
     """A committed payload, named by round, writer and the sha256 of its canonical bytes."""
-    return f"{blob_prefix(round)}{node}-{sha256}.safetensors"
+    return f"{blob_prefix(round)}{node}-{sha256}.safetensors{'.zst' if compressed else ''}"
 
 
 def is_blob_key(key: str) -> bool:

@@ -26,6 +26,8 @@ def with_arithmetic(settings: DiLoCo, dice: random.Random) -> DiLoCo:
         momentum_dtype=dice.choice(("F32", "BF16", "F16")),
         residual_dtype=dice.choice(("F32", "BF16")),
         alignment=dice.choice((Overwrite(), Blend(0.5), Carry(), Adaptive(), Eager())),
+        compression=dice.choice((None, "auto", "zstd")),
+        merge_memory=dice.choice((0, 1000, 2**31)),
         stale=dice.choice(("reject", "rebase")),
         merge=dice.choice((Rda(), WeightedMean(), WeightedMean(clip=1.0), TrimmedMean(), Median())),
         outer=dice.choice((Nesterov(), SGD(), HeavyBall(), Adam())),

@@ -103,6 +103,11 @@ def compress(body: Body, element_bytes: int) -> memoryview:
     return _joined(element_bytes, plain.size, [frame for planes in frames for frame in planes])
 
 
+def opened(body: Body, limit: int) -> Body | Malformed:
+    """The plain bytes of a body that may be compressed; those of a compressed one are at most ``limit``."""
+    return decompress(body, limit) if is_compressed(body) else body
+
+
 def decompress(body: Body, limit: int) -> memoryview | Malformed:
     """The plain bytes, if they are at most ``limit``; nothing is allocated for more."""
     view = memoryview(body).cast("B")

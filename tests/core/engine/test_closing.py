@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradientmail_core.algorithms.merge import WeightedMean
+from gradientmail_core.algorithms.merge import WeightedMean, norm_of, piece_squares
 from gradientmail_core.algorithms.outer import SGD, Adam, Nesterov
 from gradientmail_core.algorithms.schedule import is_due
+from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.engine.closing import (
     SNAPSHOT_METADATA,
     OuterState,
@@ -29,6 +31,7 @@ from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
 from gradientmail_core.protocol.records import Estimates, Refusal, RoundRecord, SnapshotRecord, digest, parse_round
 from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.compression import compress, element_bytes
 from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, read_metadata
 from tests.core.engine.parts import SETTINGS, Place, first_head, run_of, snapshot_body, virtually
 
@@ -367,3 +370,49 @@ def test_a_flood_of_refusals_does_not_make_a_record_unreadable() -> None:
 
 def test_snapshot_records_carry_everything_that_judging_needs() -> None:
     assert set(json.loads(accepted().record.encoded())) == set(SnapshotRecord.__slots__)
+
+
+# -- compressed and spooled --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["F32", "BF16", "INT4"])
+def test_a_compressed_snapshot_is_judged_like_a_plain_one(codec: str) -> None:
+    run = run_of(replace(PLAIN, delta_codec=codec))
+    plain = body_of(run=run, delta=0.5)
+    packed = compress(plain, element_bytes(codec_named(codec)))
+    one, other = verdict(plain, run=run), verdict(bytes(packed), run=run)
+    assert isinstance(one, Accepted) and isinstance(other, Accepted)
+    assert (one.digest, one.norm, one.squares) == (other.digest, other.norm, other.squares)
+    assert isinstance(verdict(bytes(packed)[:-2], run=run), Refusal)
+
+
+def test_a_compressed_bomb_is_refused() -> None:
+    bomb = compress(bytes(2**26), 4)
+    assert len(bomb) < 2**20
+    assert verdict(bytes(bomb)) == Refusal("a", "", "", "corrupt")
+
+
+def test_spooled_contributions_merge_to_the_same_bytes() -> None:
+    noise = np.random.default_rng(3)
+    bodies = {node: body_of(node, noise.standard_normal(SIZE).astype(np.float32), RUN) for node in "abc"}
+    results = []
+    for budget in (None, 0, 2000):
+        with Spool(budget or 0) as held:
+            spool = None if budget is None else held
+            accepted = [judged(body, node, ROUND, HEAD, RUN, spool) for node, body in bodies.items()]
+            assert all(isinstance(one, Accepted) for one in accepted)
+            assert (held.spooled > 0) == (budget is not None)
+            result = merger(RUN, HEAD, np.zeros(SIZE, np.float32), OuterState(()), accepted)  # type: ignore[arg-type]
+            assert result is not None
+            results.append(result.theta.tobytes())
+    assert results[0] == results[1] == results[2]
+
+
+def test_squares_that_were_known_before_change_no_bit_of_a_merge() -> None:
+    run = run_of(SETTINGS)
+    noise = np.random.default_rng(1)
+    many = [accepted(node, noise.standard_normal(SIZE).astype(np.float32), run) for node in "abc"]
+    codec = codec_named(run.settings.delta_codec)
+    for one in many:
+        fresh = piece_squares(partial(codec.decode, one.payload.parts), run.layouts[0])
+        assert one.squares == tuple(fresh.tolist()) and one.norm == norm_of(fresh)
