@@ -102,8 +102,10 @@ class RecordingSession:
     @contextmanager
     def paused(self) -> Iterator[None]:
         self.calls.append(("pause",))
-        yield
-        self.calls.append(("resume",))
+        try:
+            yield
+        finally:
+            self.calls.append(("resume",))
 
     @contextmanager
     def global_model(self) -> Iterator[int]:

@@ -71,11 +71,14 @@ class MlxModel:
 
     Raises :class:`ConfigurationError` when nothing is trainable, or when something trainable is of a type
     that cannot be merged (packed integers of a quantised layer, complex numbers). ``buffers="mean"`` also
-    takes a BatchNorm's running statistics to the run, which merges them by their mean.
+    takes a BatchNorm's running statistics to the run, which merges them by their mean. ``written`` and
+    ``was_reset`` note what was done to the module and its optimizers, for whoever mirrors it.
     """
 
     def __init__(self, module: nn.Module, *, buffers: Literal["local", "mean"] = "local") -> None:
         self.module = module
+        self.written: set[str] = set()
+        self.was_reset = False
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         trainable_names = set(_names(module.trainable_parameters()))
         groups = _tied(module)
@@ -142,6 +145,7 @@ class MlxModel:
     def put(self, arrays: Mapping[str, mx.array]) -> None:
         """Set parameters by canonical name, evaluated."""
         mx.eval(list(arrays.values()))
+        self.written |= arrays.keys()
         self.module.update(_partial(self.module, {self._trainable[name][0].keys: new for name, new in arrays.items()}))
 
     def keep(self) -> Mapping[str, mx.array]:
@@ -167,6 +171,7 @@ class MlxModel:
         A compiled step holds on to the dicts, and would go on with the old state if they were replaced. The
         count of steps starts anew too, except where a schedule of the learning rate runs by it.
         """
+        self.was_reset = True
         for optimizer in list(self._optimizers):
             _reset(optimizer, self.module.trainable_parameters())
 

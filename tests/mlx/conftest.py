@@ -1,0 +1,11 @@
+"""MLX without its compiler, which on a CPU takes seconds for each new step; tests that are about it switch it on."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def uncompiled():
+    mx = pytest.importorskip("mlx.core", reason="mlx has no wheel for this platform")
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
