@@ -174,7 +174,7 @@ async def _created(
                 values,
                 codec=settings.master_dtype,
                 link=host.link,
-                compression=settings.compression,
+                compression=settings.compression if isinstance(settings, DiLoCo) else None,
             )
             for layout, values in zip(layouts, theta, strict=True)
         )
