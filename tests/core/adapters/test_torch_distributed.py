@@ -155,7 +155,7 @@ def main(rank: int, folder: Path) -> None:
         "reset": reset(),
         "lent": lent(nn.Linear(COLUMNS, ROWS)),
         "lent_shards": lent(sharded([Shard(0)])),
-        "lent_fsdp2": lent(fully_shard(nn.Linear(COLUMNS, ROWS), mesh=init_device_mesh("cpu", (2,)))),
+        "lent_fsdp2": lent(fully_shard(nn.Linear(COLUMNS, ROWS), mesh=init_device_mesh("cpu", (2,)))),  # type: ignore[arg-type]
         "totals": totals(),
         "frozen": frozen(),
     }
