@@ -95,6 +95,13 @@ def reset() -> dict[str, object]:
     return {"state": len(optimizer.state)}
 
 
+def fsdp2() -> nn.Module:
+    """A layer that FSDP2 spreads over both ranks."""
+    module = nn.Linear(COLUMNS, ROWS)
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    return module
+
+
 def lent(module: nn.Module) -> dict[str, object]:
     """What every rank holds after its parameters were set aside, written over by the session, and put back."""
     rank = dist.get_rank()
@@ -155,7 +162,7 @@ def main(rank: int, folder: Path) -> None:
         "reset": reset(),
         "lent": lent(nn.Linear(COLUMNS, ROWS)),
         "lent_shards": lent(sharded([Shard(0)])),
-        "lent_fsdp2": lent(fully_shard(nn.Linear(COLUMNS, ROWS), mesh=init_device_mesh("cpu", (2,)))),  # type: ignore[arg-type]
+        "lent_fsdp2": lent(fsdp2()),
         "totals": totals(),
         "frozen": frozen(),
     }
