@@ -26,7 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.utils import logging as transformers_logging
 
 from gradientmail_core.adapters.seeding import node_seed
-from gradientmail_core.adapters.torch import TorchModel
+from gradientmail_core.adapters.torch import Buffers, TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
 from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, samples_in
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -63,6 +63,8 @@ class GradientMailCallback(TrainerCallback):
     * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is silent, or
       alive without taking steps.
     * ``tokens``: samples or tokens in a batch, as ``training_step`` gets it.
+    * ``buffers``: ``"mean"`` merges floating-point buffers (a BatchNorm's statistics) too, on every node; ``"local"``
+      leaves each node its own. Not chosen means local, with a warning where there are any.
     * ``own_order``: shuffle differently from every other node.
     * ``max_batch_size``: with a global batch size, the most samples that one process trains on at once.
     * ``evaluate``: what is evaluated while training, this node's model (``"local"``) or the run's newest
@@ -82,6 +84,7 @@ class GradientMailCallback(TrainerCallback):
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
         tokens: Tokens | None = None,
+        buffers: Buffers | None = None,
         own_order: bool = True,
         max_batch_size: int | None = None,
         evaluate: Literal["local", "global"] = "local",
@@ -98,6 +101,7 @@ class GradientMailCallback(TrainerCallback):
         self.lease_timeout = lease_timeout
         self.progress_timeout = progress_timeout
         self._tokens = tokens
+        self._buffers = buffers
         self._own_order = own_order
         self._max_batch_size = max_batch_size
         self._evaluate_committed = evaluate == "global"
@@ -256,12 +260,13 @@ class GradientMailCallback(TrainerCallback):
         model, optimizer = parts["model"], parts["optimizer"]
         assert isinstance(model, nn.Module) and self._trainer is not None
         progress = read_progress(Path(checkpoint)) if checkpoint is not None else None
-        adapter = TorchModel(model)
+        adapter = TorchModel(model, buffers=self._buffers or "local")
         bare = getattr(optimizer, "optimizer", optimizer)
         if isinstance(bare, Optimizer):
             adapter.track_optimizer(bare)
             self._watch = bare.register_step_post_hook(self._saw_step)
-        _note_buffers(adapter.unmerged_buffers)
+        if self._buffers is None:
+            _note_buffers(adapter.unmerged_buffers)
         self._figures = {}
         self._trainer_counted = state.num_input_tokens_seen if self._counts_itself(args) else None
         self._running_name = self.node or (progress.node if progress is not None else default_node())
@@ -388,7 +393,7 @@ def _note_buffers(names: list[str]) -> None:
     if names:
         logger.warning(
             "GradientMail: %d buffers (such as %s) are not merged: each node keeps its own, and a node that joins late "
-            "starts with its own. Where they matter (BatchNorm), prefer GroupNorm or LayerNorm.",
+            "starts with its own. buffers='mean' merges them, buffers='local' says that this is meant.",
             len(names),
             names[0],
         )

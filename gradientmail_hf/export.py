@@ -1,0 +1,104 @@
+"""``gradientmail export URL DIR --hf CONFIG_DIR``: what a run committed last, in a folder for ``from_pretrained``.
+
+``CONFIG_DIR`` is a folder like those that ``save_pretrained`` leaves. Its ``config.json`` says what model the run
+trains; tokenizer and other small files go along. Parameters that the run does not train come from its weights, where
+it has some; without them the run must have every parameter. With an ``adapter_config.json`` instead, the run trains
+adapters, and the folder is one that PEFT loads on top of their base model.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gradientmail_core.errors import ConfigurationError, GradientMailError, SchemaMismatch
+from gradientmail_core.session.aligning import Committed
+
+_ADAPTER: Final = "adapter_config.json"
+_WEIGHTS: Final = (".safetensors", ".bin", ".index.json", ".pt", ".pth", ".gguf")
+_OWN: Final = ("gradientmail.json", "trainer_state.json")
+
+
+def export(found: Committed, folder: Path, config: Path) -> None:
+    """Write ``found`` to ``folder`` in the shape that ``config`` describes.
+
+    Raises :class:`ConfigurationError` for a folder that cannot be read or written, and :class:`SchemaMismatch`
+    where the run is of another model.
+    """
+    if not config.is_dir():
+        raise ConfigurationError(f"There is no directory {config}.", "Give one with a config.json in it.")
+    tensors = {name: torch.from_numpy(values) for name, values in found.tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(tensors, folder, config)
+        _copy_rest(config, folder)
+    except (OSError, ValueError) as error:
+        if isinstance(error, GradientMailError):
+            raise
+        raise ConfigurationError(f"{config} cannot be exported to {folder}: {error}", "See there.") from error
+
+
+def _write(tensors: Mapping[str, Tensor], folder: Path, config: Path) -> None:
+    if (config / _ADAPTER).is_file():
+        _write_adapters(tensors, folder, config)
+    else:
+        _filled(tensors, config).save_pretrained(folder)
+
+
+def _write_adapters(tensors: Mapping[str, Tensor], folder: Path, config: Path) -> None:
+    """PEFT's own names: below what it wraps the model in, without the adapter's."""
+    others = [name for name in tensors if ".default" not in name]
+    if others:
+        raise SchemaMismatch(
+            f"The run trains {others[0]}, which is no adapter.", "Give the directory of the whole model's config."
+        )
+    peft.PeftConfig.from_pretrained(str(config)).save_pretrained(folder)
+    named = {f"base_model.model.{name.replace('.default', '')}": values for name, values in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _filled(tensors: Mapping[str, Tensor], config: Path) -> transformers.PreTrainedModel:
+    """The model that ``config`` describes, a causal language model unless it names another, with the run's parameters."""
+    whole = any(path.name.endswith(_WEIGHTS) for path in config.iterdir())
+    settings = transformers.AutoConfig.from_pretrained(str(config))
+    kind = getattr(transformers, (settings.architectures or [""])[0], transformers.AutoModelForCausalLM)
+    build = getattr(kind, "from_config", kind)
+    model: transformers.PreTrainedModel = kind.from_pretrained(str(config)) if whole else build(settings)
+    _refuse_others(model, tensors, whole)
+    with torch.no_grad():
+        model.load_state_dict(dict(tensors), strict=False)
+    model.tie_weights()
+    return model
+
+
+def _refuse_others(model: transformers.PreTrainedModel, tensors: Mapping[str, Tensor], whole: bool) -> None:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    expected = {name: tuple(value.shape) for name, value in named.items()}
+    differences = [
+        f"{name}: {tuple(values.shape)} in the run, {expected.get(name, 'nothing')} in the config's model"
+        for name, values in sorted(tensors.items())
+        if expected.get(name) != tuple(values.shape)
+    ]
+    given = {id(named[name]) for name in tensors if name in named}
+    lacking = [] if whole else [name for name, value in sorted(named.items()) if id(value) not in given]
+    if differences or lacking:
+        raise SchemaMismatch(
+            "The run is of another model than the config:\n  "
+            + "\n  ".join((differences + [f"{name}: not in the run" for name in lacking])[:20])
+            + "\n",
+            "Give the run's config; if part of the model is frozen, with the base model's weights beside it.",
+        )
+
+
+def _copy_rest(config: Path, folder: Path) -> None:
+    """Tokenizer, generation settings and the like: what is neither weights nor written already."""
+    for path in config.iterdir():
+        kept = path.name.endswith(_WEIGHTS) or path.name in _OWN or (folder / path.name).exists()
+        if path.is_file() and not kept:
+            shutil.copyfile(path, folder / path.name)
