@@ -9,7 +9,7 @@ adapters, and the folder is one that PEFT loads on top of their base model.
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import peft
 import torch
@@ -38,7 +38,7 @@ def export(found: Committed, folder: Path, config: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _write(tensors, folder, config)
         _copy_rest(config, folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         if isinstance(error, GradientMailError):
             raise
         raise ConfigurationError(f"{config} cannot be exported to {folder}: {error}", "See there.") from error
@@ -64,17 +64,16 @@ def _write_adapters(tensors: Mapping[str, Tensor], folder: Path, config: Path) -
 
 
 def _filled(tensors: Mapping[str, Tensor], config: Path) -> transformers.PreTrainedModel:
-    """The model that ``config`` describes, a causal language model unless it names another, with the run's parameters."""
+    """The model that ``config`` describes with the run's parameters; without a name a causal language model."""
     whole = any(path.name.endswith(_WEIGHTS) for path in config.iterdir())
     settings = transformers.AutoConfig.from_pretrained(str(config))
-    kind = getattr(transformers, (settings.architectures or [""])[0], transformers.AutoModelForCausalLM)
-    build = getattr(kind, "from_config", kind)
-    model: transformers.PreTrainedModel = kind.from_pretrained(str(config)) if whole else build(settings)
+    kind = getattr(transformers, (settings.architectures or ["AutoModelForCausalLM"])[0])
+    model = kind.from_pretrained(str(config)) if whole else getattr(kind, "from_config", kind)(settings)
     _refuse_others(model, tensors, whole)
     with torch.no_grad():
         model.load_state_dict(dict(tensors), strict=False)
     model.tie_weights()
-    return model
+    return cast(transformers.PreTrainedModel, model)
 
 
 def _refuse_others(model: transformers.PreTrainedModel, tensors: Mapping[str, Tensor], whole: bool) -> None:
