@@ -156,9 +156,9 @@ class Closer(ChainView):
         verdict = await self._host.clock.compute(lambda: judged(body, node, round, head, self._run, spool))
         if node in self.gathering.heard:
             return
-        self._board.evident([node])
         now = self._host.clock.now()
         if isinstance(verdict, Accepted):
+            self._board.reported(round, [node])
             self.gathering = with_accepted(self.gathering, verdict, now)
         else:
             self.gathering = with_refused(self.gathering, verdict)

@@ -52,7 +52,7 @@ class Fragment(Follower):
         self._sweeper.saw(head)
         self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
-        self._board.evident(participant.node for participant in decided.record.participants)
+        self._board.reported(decided.record.round, [who.node for who in decided.record.participants])
         merged, refusal = self._own_verdict(decided.record)
         self._settle_feedback(
             {participant.snapshot for participant in decided.record.participants},

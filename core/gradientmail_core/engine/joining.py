@@ -193,7 +193,7 @@ async def _created(
     )
     body = manifest.encoded()
     outcome = await create_once(host.mailbox, host.clock, MANIFEST, body, MANIFEST_LONGEST)
-    found = await find_run(host)
+    found = await _read_back(host)
     if found is None or (isinstance(outcome, Won) and found.digest != digest(body)):
         raise RunMismatch(
             f"{host.mailbox.url} does not give back the manifest it took.",
@@ -206,6 +206,16 @@ async def _created(
         for section in sections:
             if section.key not in kept:
                 await host.mailbox.delete(section.key)
+    return found
+
+
+async def _read_back(host: Host) -> Found | None:
+    """The manifest that must be there by now; None only if it was not found for the lease time-out."""
+    give_up_at = host.clock.now() + host.timeouts.lease
+    found = await find_run(host)
+    while found is None and host.clock.now() < give_up_at:
+        await host.clock.sleep(CREATION_POLL_SECONDS)
+        found = await find_run(host)
     return found
 
 

@@ -37,6 +37,7 @@ WAITING_REPORT_GROWTH = 2.0
 SETTLING_POLL_SECONDS = 0.05
 LEAVING_SECONDS = 2.0
 LEASES_KEPT_TIMEOUTS = 10
+BEATS_LEFT_MOST = 3
 
 
 class Node:
@@ -48,6 +49,7 @@ class Node:
         self._settings = settings
         self._min_nodes = min_nodes
         self._beat_number = 0
+        self._namesakes: set[str] = set()
         self._state: LeaseState = "j"
         self._tasks: list[asyncio.Task[None]] = []
         self._old_beats: list[LeaseKey] = []
@@ -333,17 +335,34 @@ class Node:
                 self.board.ignored(entry.key, "no key of this protocol")
             else:
                 keys.append(key)
-        self._refuse_namesake(keys)
+        passed = self._passed_by_namesake(keys)
         self.board.listed(keys)
+        if passed:
+            await self._beat()
 
-    def _refuse_namesake(self, keys: Sequence[LiveKey]) -> None:
-        for key in keys:
-            if not isinstance(key, LeaseKey) or key.node != self._host.node or key.tag == self._host.incarnation:
-                continue
-            if key.beat >= self._beat_number and key.state != "x":
-                raise RunMismatch(
-                    f"Another process runs as node {key.node!r} in this run.", "Give each process a name of its own."
-                )
+    def _passed_by_namesake(self, keys: Sequence[LiveKey]) -> bool:
+        """Go ahead of another incarnation of this node that beats ahead; if it comes past again, it lives.
+
+        A dead one may have left three beats at most, of which a lagging listing showed the first, and the last may
+        land late. Raises :class:`RunMismatch` for a live one, in the older process as a rule.
+        """
+        ahead = [
+            key
+            for key in keys
+            if isinstance(key, LeaseKey)
+            and key.node == self._host.node
+            and key.tag != self._host.incarnation
+            and key.beat >= self._beat_number
+            and key.state != "x"
+        ]
+        if any(key.tag in self._namesakes for key in ahead):
+            raise RunMismatch(
+                f"Another process runs as node {self._host.node!r} in this run.", "Give each process a name of its own."
+            )
+        for key in ahead:
+            self._namesakes.add(key.tag)
+            self._beat_number = max(self._beat_number, key.beat + BEATS_LEFT_MOST)
+        return bool(ahead)
 
     async def _bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent; one closer does it for all."""

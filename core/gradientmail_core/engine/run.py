@@ -178,6 +178,16 @@ class Board:
         """Anything these nodes published was seen."""
         self.roster = evident(self.roster, nodes, self.host.clock.now())
 
+    def reported(self, round: int, nodes: Iterable[str]) -> None:
+        """Snapshots of these nodes were merged or can be. Each is a sign of life once, when it is first seen.
+
+        It may have lain there for long, and a dead closer whose old snapshots counted again with every round that
+        merges one would not be replaced. What is refused may be anybody's and is no sign.
+        """
+        fresh = [node for node in nodes if node not in self.deltas[round]]
+        self.deltas[round].update(fresh)
+        self.evident(fresh)
+
     def listed(self, keys: Iterable[LiveKey]) -> None:
         """Take in one listing of ``live/``."""
         now = self.host.clock.now()
@@ -232,6 +242,11 @@ class Board:
         """Drop what was seen of a closed round."""
         self.deltas.pop(round, None)
         self.claims.pop(round, None)
+
+    def forget_closed(self, fragment: int) -> None:
+        """Drop what was seen of the fragment's closed rounds; else it would add up in who never closes."""
+        for round in self.closed_rounds(fragment):
+            self.forget(round)
 
     def _report(self) -> None:
         now = self.host.clock.now()

@@ -4,7 +4,7 @@ After version ``v`` of a fragment, the snapshots of its closed round and the out
 or older named may go. Parameters, and the changes that lead to them, stay until two later versions are *whole*, that
 is, have parameters of their own: so the two newest versions of every fragment can always be had. Where every version
 is whole, that is one rule: the payloads of ``v - 2`` may go. Versions of different fragments are never compared.
-Records are never deleted, nor are the initial parameters. While a node is joining, removals wait, because it may be
+Records are never deleted, nor are the initial parameters. While a node is joining, payloads wait, because it may be
 loading what was a head when it arrived.
 """
 
@@ -139,9 +139,8 @@ class Sweeper:
         return self._sections[version]
 
     async def _remove(self) -> None:
-        if self._board.joining():
-            return
-        waiting, self._waiting = self._waiting, set()
+        kept = {key for key in self._waiting if key.startswith(BLOBS)} if self._board.joining() else set()
+        waiting, self._waiting = self._waiting - kept, kept
         for key in sorted(waiting):
             await self._host.mailbox.delete(key)
 

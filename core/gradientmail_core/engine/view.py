@@ -112,9 +112,11 @@ class ChainView:
             await self._sweeper.hint(self.head, force=True)
 
     async def tidy(self) -> None:
-        """Remove what is left of closed rounds, if this node closes the fragment."""
+        """Remove what is left of closed rounds, if this node closes the fragment; else only forget it."""
         if self.closing:
             await self._sweeper.tidy(self.head.fragment)
+        else:
+            self._board.forget_closed(self.head.fragment)
 
     def _announce(self) -> None:
         self._board.closers[self.head.fragment] = self.head.closer

@@ -14,7 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from gradientmail_core.sim.swarm import Verdict, play, scenario, story
+from gradientmail_core.sim.scenario import scenario
+from gradientmail_core.sim.swarm import Verdict, play, story
 
 REPORT_SECONDS = 5.0
 

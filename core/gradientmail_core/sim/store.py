@@ -4,26 +4,35 @@ Wraps a :class:`MemoryMailbox` for one node. Latency is drawn for every request 
 own. A fault either loses the request before it takes effect or its answer after; the caller sees the same
 :class:`MailboxUnavailable` and cannot tell which, as with a real store. A write may be late: its caller is told
 that it failed, or is dead by then, and it lands all the same, seconds later. Requests of different nodes overtake
-each other.
+each other. What the mailbox contract allows may all happen: a create left undecided (409), a node told to slow down
+(429, 503), silence, an object not found for once, a listing that misses some entries and repeats others.
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gradientmail_core.clock import Clock
 from gradientmail_core.errors import MailboxUnavailable
-from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry
+from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, MailboxThrottled
 from gradientmail_core.mailbox.memory import MemoryMailbox
 
-LATE_SECONDS = 30.0
+LATE_SECONDS = 15.0
+SILENT_SECONDS = 10.0
+THROTTLED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How a node's way to the store behaves: seconds, bytes per second, and chances per request."""
+    """How a node's way to the store behaves: seconds, bytes per second, and chances per request.
+
+    ``request_lost`` is a request without effect, ``answer_lost`` an effect of which the caller does not hear,
+    ``write_late`` one that comes seconds later; ``undecided`` a create answered 409, ``throttled`` a request
+    refused for a second, ``silent`` one never answered, ``unfound`` a get that misses an object.
+    """
 
     latency: float = 0.01
     bandwidth: float = 1e8
@@ -31,10 +40,79 @@ class Weather:
     answer_lost: float = 0.0
     write_late: float = 0.0
     listing_lags: float = 0.0
+    undecided: float = 0.0
+    throttled: float = 0.0
+    silent: float = 0.0
+    unfound: float = 0.0
+
+    def calm(self) -> "Weather":
+        """The same line without faults."""
+        return Weather(self.latency, self.bandwidth)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a node asked of the store: requests by kind, and body bytes."""
+
+    gets: int = 0
+    puts: int = 0
+    lists: int = 0
+    deletes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.gets + self.puts + self.lists + self.deletes
+
+    def __iadd__(self, other: "Traffic") -> "Traffic":
+        for name in ("gets", "puts", "lists", "deletes", "bytes_up", "bytes_down"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
+class SharedStore(MemoryMailbox):
+    """The store itself; ``wrote`` hears of every object that appears or is replaced.
+
+    A create may be held back on its way. It lands seconds later, or at the worst moment: just before the next create
+    of the same key.
+    """
+
+    def __init__(self, name: str = "", wrote: Callable[[str, bytes], None] = lambda key, body: None) -> None:
+        super().__init__(name)
+        self._wrote = wrote
+        self._held: dict[str, bytes] = {}
+
+    def hold(self, key: str, body: bytes) -> None:
+        """Keep a create on its way."""
+        self._held[key] = body
+
+    async def release(self, key: str) -> None:
+        """Let a held create land."""
+        if key in self._held:
+            await self.create(key, self._held.pop(key))
+
+    async def put(self, key: str, body: Body) -> None:
+        """See :meth:`Mailbox.put`."""
+        await super().put(key, body)
+        self._wrote(key, bytes(body))
+
+    async def create(self, key: str, body: Body) -> CreateOutcome:
+        """See :meth:`Mailbox.create`."""
+        await self.release(key)
+        outcome = await super().create(key, body)
+        if outcome is CreateOutcome.CREATED:
+            self._wrote(key, bytes(body))
+        return outcome
 
 
 class SimulatedStore:
-    """One node's connection to a shared memory mailbox. ``up`` False is an outage or a partition."""
+    """One node's connection to a shared memory mailbox.
+
+    ``up`` False is an outage or a partition. ``cut``, once set, is called when the next commit is on its way, and that
+    commit is held back: what a process leaves that dies while it commits.
+    """
 
     def __init__(self, inner: MemoryMailbox, clock: Clock, seed: int, weather: Weather | None = None) -> None:
         self._inner = inner
@@ -42,6 +120,8 @@ class SimulatedStore:
         self._random = random.Random(seed)
         self.weather = weather or Weather()
         self.up = True
+        self.traffic = Traffic()
+        self.cut: Callable[[], None] | None = None
         self._landing: set[asyncio.Task[None]] = set()
 
     @property
@@ -51,14 +131,20 @@ class SimulatedStore:
 
     async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
         """See :meth:`Mailbox.get`."""
+        self.traffic.gets += 1
         await self._request()
         body = await self._inner.get(key, limit=limit)
+        if self.weather.unfound and self._random.random() < self.weather.unfound:
+            body = None
+        self.traffic.bytes_down += len(body or b"")
         await self._answer(len(body or b""))
         return body
 
     async def put(self, key: str, body: Body) -> None:
         """See :meth:`Mailbox.put`."""
         content = bytes(body)
+        self.traffic.puts += 1
+        self.traffic.bytes_up += len(content)
         await self._request(len(content))
         if self._random.random() < self.weather.write_late:
             await self._late(lambda: self._inner.put(key, content))
@@ -68,19 +154,29 @@ class SimulatedStore:
     async def create(self, key: str, body: Body) -> CreateOutcome:
         """See :meth:`Mailbox.create`."""
         content = bytes(body)
+        self.traffic.puts += 1
+        self.traffic.bytes_up += len(content)
         await self._request(len(content))
+        if self.cut is not None and key.startswith("tape/") and isinstance(self._inner, SharedStore):
+            cut, self.cut = self.cut, None
+            cut()
+            self._inner.hold(key, content)
+            await self._late(partial(self._inner.release, key))
         if self._random.random() < self.weather.write_late:
             await self._late(lambda: self._inner.create(key, content))
+        if self.weather.undecided and self._random.random() < self.weather.undecided:
+            raise MailboxUnavailable("The simulated store left a create undecided (409).")
         outcome = await self._inner.create(key, content)
         await self._answer()
         return outcome
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Entry]:
-        """See :meth:`Mailbox.list`; a lagging listing misses some entries, and order is random."""
+        """See :meth:`Mailbox.list`; a lagging listing misses some entries and repeats others; order is random."""
+        self.traffic.lists += 1
         await self._request()
         entries = [entry async for entry in self._inner.list(prefix, after=after)]
         if self._random.random() < self.weather.listing_lags:
-            entries = [entry for entry in entries if self._random.random() < 0.8]
+            entries = [entry for entry in entries for _ in range(self._random.choices((0, 1, 2), (2, 7, 1))[0])]
         self._random.shuffle(entries)
         await self._answer()
         for entry in entries:
@@ -88,6 +184,7 @@ class SimulatedStore:
 
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
+        self.traffic.deletes += 1
         await self._request()
         await self._inner.delete(key)
         await self._answer()
@@ -107,13 +204,18 @@ class SimulatedStore:
         raise MailboxUnavailable("The simulated store did not say whether it took the write.")
 
     async def _request(self, size: int = 0) -> None:
-        seconds = self._random.expovariate(1 / self.weather.latency) / 2 + size / self.weather.bandwidth
-        await self._clock.sleep(seconds)
-        if not self.up or self._random.random() < self.weather.request_lost:
+        weather = self.weather
+        await self._clock.sleep(self._random.expovariate(2 / weather.latency) + size / weather.bandwidth)
+        chance = self._random.random()
+        if not self.up or chance < weather.request_lost:
             raise MailboxUnavailable("The simulated store did not get the request.")
+        if chance > 1.0 - weather.throttled:
+            raise MailboxThrottled("The simulated store asks to slow down.", THROTTLED_SECONDS)
+        if weather.silent and self._random.random() < weather.silent:
+            await self._clock.sleep(SILENT_SECONDS)
 
     async def _answer(self, size: int = 0) -> None:
-        seconds = self._random.expovariate(1 / self.weather.latency) / 2 + size / self.weather.bandwidth
-        await self._clock.sleep(seconds)
-        if not self.up or self._random.random() < self.weather.answer_lost:
+        weather = self.weather
+        await self._clock.sleep(self._random.expovariate(2 / weather.latency) + size / weather.bandwidth)
+        if not self.up or self._random.random() < weather.answer_lost:
             raise MailboxUnavailable("The simulated store's answer was lost.")

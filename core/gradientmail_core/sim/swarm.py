@@ -1,101 +1,43 @@
 """Random runs with everything going wrong, judged by the protocol's invariants.
 
-A seed draws a configuration (nodes, fragments, quorum, overlap, speeds, clocks), a weather (lost requests and
-answers, late writes, lagging listings) and a schedule of faults (kills at any await, restarts, freezes,
-partitions, outages, hung trainers, garbage under any prefix). The run is played on virtual time, then faults
-stop and it must come back. What is checked, all along and at the end, is in :mod:`gradientmail_core.sim.judge`.
+A scenario (:mod:`gradientmail_core.sim.scenario`) is played on virtual time with the production engine: nodes join,
+suffer their faults (kills at any await, restarts, freezes, partitions, outages, hung, slow and poisoned trainers,
+garbage and replayed objects under any prefix); then faults stop and the run must come back. What is checked, all
+along and at the end, is in :mod:`gradientmail_core.sim.judge`.
 """
 
 import asyncio
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
-from gradientmail_core.algorithms.diloco import DiLoCo
-from gradientmail_core.mailbox.memory import MemoryMailbox
-from gradientmail_core.protocol.keys import DeltaKey, HeadKey, creation_key, tape_key
+from gradientmail_core.events import Event
+from gradientmail_core.mailbox.retrying import RetryPolicy
+from gradientmail_core.protocol.keys import DeltaKey, HeadKey, creation_key, parse_live, tape_key
 from gradientmail_core.protocol.leases import Timeouts
-from gradientmail_core.sim.arithmetic import with_arithmetic
 from gradientmail_core.sim.judge import Judge
 from gradientmail_core.sim.loop import Deadlock, VirtualClock, VirtualLoop, run_virtually
-from gradientmail_core.sim.store import SimulatedStore, Weather
+from gradientmail_core.sim.scenario import (
+    FAULT_SECONDS,
+    Cut,
+    Fault,
+    Freeze,
+    Hang,
+    Junk,
+    Kill,
+    Outage,
+    Partition,
+    Poison,
+    Scenario,
+    Slow,
+)
+from gradientmail_core.sim.store import SharedStore, SimulatedStore, Weather
 from gradientmail_core.sim.world import SimulatedNode, ToyModel
 
 LEASE_SECONDS = 6.0
-FAULT_SECONDS = 24.0
 CALM_SECONDS = 25.0
-LINGERS_ONE_IN = 16
 DEADLINE_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL, and a restart after ``down`` seconds (None: never)."""
-
-    at: float
-    node: int
-    down: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Freeze:
-    """The whole process stands still, as when suspended."""
-
-    at: float
-    node: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """One node cannot reach the store."""
-
-    at: float
-    node: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Nobody can reach the store."""
-
-    at: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A trainer stands still while its process lives."""
-
-    at: float
-    node: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Junk:
-    """A stranger's object appears under a key of the run."""
-
-    at: float
-    kind: str
-    round: int
-
-
-Fault: TypeAlias = Kill | Freeze | Partition | Outage | Hang | Junk
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything that decides a run."""
-
-    seed: int
-    settings: DiLoCo
-    speeds: tuple[float, ...]
-    joins: tuple[float, ...]
-    drifts: tuple[float, ...]
-    weather: Weather
-    faults: tuple[Fault, ...]
+REQUEST_DEADLINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,67 +50,14 @@ class Verdict:
     seconds: float
 
 
-def scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
-    dice = random.Random(seed)
-    nodes = dice.randint(1, 5)
-    fragments = dice.choice((1, 2, 3, 4))
-    settings = DiLoCo(
-        sync_every=dice.choice((4, 6, 10)),
-        fragments=fragments,
-        in_flight=dice.randint(1, 3),
-        overlap_steps=dice.choice((None, None, 0, 3, 10)),
-        follow=dice.choice((None, False)),
-        quorum_size=dice.randint(1, 3),
-        grace_seconds=dice.choice((None, 0.0, 0.5, 2.0)),
-    )
-    return Scenario(
-        seed=seed,
-        settings=with_arithmetic(settings, random.Random(f"arithmetic {seed}")),
-        speeds=tuple(dice.choice((0.2, 0.2, 0.3, 0.5)) for _ in range(nodes)),
-        joins=tuple(0.0 if node == 0 else dice.choice((0.0, 0.0, dice.uniform(0, 16))) for node in range(nodes)),
-        drifts=tuple(dice.uniform(0.97, 1.03) for _ in range(nodes)),
-        weather=_weather(dice),
-        faults=tuple(sorted((_fault(dice, nodes) for _ in range(dice.randint(0, 14))), key=lambda fault: fault.at)),
-    )
-
-
-def _weather(dice: random.Random) -> Weather:
-    bad = dice.random()
-    return Weather(
-        latency=dice.choice((0.005, 0.05, 0.2)),
-        bandwidth=dice.choice((1e4, 1e6, 1e8)),
-        request_lost=bad * dice.choice((0.0, 0.02, 0.1)),
-        answer_lost=bad * dice.choice((0.0, 0.02, 0.1)),
-        write_late=bad * dice.choice((0.0, 0.02, 0.05)),
-        listing_lags=dice.choice((0.0, 0.1, 0.3)),
-    )
-
-
-def _fault(dice: random.Random, nodes: int) -> Fault:
-    at, node = dice.uniform(1, FAULT_SECONDS), dice.randrange(nodes)
-    seconds = dice.choice((1.0, 4.0, 8.0, 16.0))
-    match dice.randrange(8):
-        case 0 | 1:
-            return Kill(at, node, dice.choice((None, 0.5, 5.0)))
-        case 2 | 3:
-            return Freeze(at, node, seconds)
-        case 4:
-            return Partition(at, node, seconds)
-        case 5:
-            return Outage(at, seconds)
-        case 6:
-            return Hang(at, node, seconds)
-        case _:
-            return Junk(at, dice.choice(("delta", "tape", "head", "lease", "stray", "creation")), dice.randrange(60))
-
-
 def play(script: Scenario) -> Verdict:
     """Run a scenario to its end; every violation found, and no exception."""
     try:
         return run_virtually(lambda loop: Arena(loop, script).play())
     except Deadlock as deadlock:
         return Verdict(script.seed, (f"deadlock: {deadlock}",), 0, 0.0)
+    except Exception as error:  # a defect of the run or of its judge: either way this seed is to be looked at
+        return Verdict(script.seed, (f"the run broke off: {error!r}",), 0, 0.0)
 
 
 def story(script: Scenario, tell: Callable[[str], None]) -> Verdict:
@@ -184,12 +73,14 @@ class Arena:
         self._tell = tell
         self._loop = loop
         self._script = script
-        self._shared = MemoryMailbox("swarm")
+        self._judge = Judge(script.settings, loop)
+        self._shared = SharedStore("swarm", self._judge.wrote)
+        self._judge.watches(self._shared)
         self._stores: dict[int, SimulatedStore] = {}
         self._nodes: dict[int, SimulatedNode] = {}
         self._lives = 0
-        self._judge = Judge(self._shared, script.settings, loop)
-        self._stopping = False
+        self._is_calm = False
+        self._running: set[asyncio.Task[None]] = set()
 
     async def play(self) -> Verdict:
         """Join, suffer, calm down, stop; then judge."""
@@ -199,10 +90,10 @@ class Arena:
         await asyncio.gather(*others)
         await asyncio.sleep(max(FAULT_SECONDS - self._loop.time(), 0.0))
         self._calm()
-        await self._judge.calm(self._living(), CALM_SECONDS, self._script.seed % LINGERS_ONE_IN == 0)
+        await self._judge.calm(self._living(), CALM_SECONDS, self._script.lingers)
         watching.cancel()
         await self._finish()
-        await self._judge.conclude(list(self._nodes.values()))
+        await self._judge.conclude()
         rounds = await self._judge.rounds()
         return Verdict(self._script.seed, tuple(self._judge.violations), rounds, self._loop.time())
 
@@ -217,7 +108,7 @@ class Arena:
         self._lives += 1
         seed = self._script.seed * 1000 + self._lives
         clock = VirtualClock(self._loop, offset=number * 1e5, rate=self._script.drifts[number])
-        store = SimulatedStore(self._shared, clock, seed, self._script.weather)
+        store = SimulatedStore(self._shared, clock, seed, self._weather(number))
         store.up = number not in self._stores or self._stores[number].up
         self._stores[number] = store
         node = SimulatedNode(
@@ -230,10 +121,23 @@ class Arena:
             step_seconds=self._script.speeds[number],
             timeouts=Timeouts(lease=LEASE_SECONDS, progress=15.0),
             model=ToyModel(tensors=4, elements=8),
+            policy=RetryPolicy(deadline=REQUEST_DEADLINE_SECONDS),
         )
-        node.on_event = lambda event: self._tell(f"{self._loop.time():8.2f} {node.name} {event}")
+        node.on_event = lambda event: self._heard(node, event)
         node.on_commit = self._judge.applied
-        self._nodes[number] = node.launch()
+        self._nodes[number] = node
+        self._judge.born(node)
+        node.launch()
+
+    def _weather(self, number: int) -> Weather:
+        weather = self._script.weather
+        return (
+            weather.calm() if self._is_calm else replace(weather, latency=weather.latency * self._script.lines[number])
+        )
+
+    def _heard(self, node: SimulatedNode, event: Event) -> None:
+        self._tell(f"{self._loop.time():8.2f} {node.name} {event}")
+        self._judge.heard(event)
 
     async def _strike(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at)
@@ -246,10 +150,18 @@ class Arena:
                 await self._junk(fault)
             case Kill(node=node, down=down):
                 await self._kill(node, down)
+            case Cut(node=node, down=down):
+                if node in self._stores:
+                    self._stores[node].cut = lambda: self._after(self._kill(node, down))
             case Freeze(node=node, seconds=seconds):
                 await self._freeze(node, seconds)
             case Hang(node=node, seconds=seconds):
                 await self._hang(node, seconds)
+            case Slow(node=node, seconds=seconds, times=times):
+                await self._slow(node, seconds, times)
+            case Poison(node=node, value=value):
+                if node in self._nodes:
+                    self._nodes[node].model.poison(value)
             case _:
                 assert_never(fault)
 
@@ -283,7 +195,20 @@ class Arena:
             await asyncio.sleep(seconds)
             node.paused = False
 
+    def _after(self, work: Coroutine[object, object, None]) -> None:
+        self._running.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self._running.discard)
+
+    async def _slow(self, number: int, seconds: float, times: float) -> None:
+        if number in self._nodes:
+            node = self._nodes[number]
+            node.step_seconds *= times
+            await asyncio.sleep(seconds)
+            node.step_seconds /= times
+
     async def _junk(self, junk: Junk) -> None:
+        if junk.kind == "replay":
+            return await self._replay()
         keys = {
             "delta": DeltaKey(junk.round, "node-0").path,
             "tape": tape_key(junk.round, 0),
@@ -294,11 +219,22 @@ class Arena:
         }
         await self._shared.create(keys[junk.kind], b"not a record")
 
+    async def _replay(self) -> None:
+        """Let the newest snapshot appear under its node's key of the next round, too."""
+        keys = [parse_live(entry.key) async for entry in self._shared.list("live/deltas/")]
+        deltas = [key for key in keys if isinstance(key, DeltaKey)]
+        if deltas:
+            newest = max(deltas, key=lambda key: (key.round, key.node))
+            body = await self._shared.get(newest.path)
+            again = DeltaKey(newest.round + self._script.settings.fragments, newest.node)
+            await self._shared.put(again.path, body or b"")
+
     def _calm(self) -> None:
         """End every fault; if nobody is left, one node comes back."""
-        for store in self._stores.values():
-            store.up = True
-            store.weather = replace(store.weather, request_lost=0.0, answer_lost=0.0, write_late=0.0, listing_lags=0.0)
+        self._is_calm = True
+        for number, store in self._stores.items():
+            store.up, store.cut = True, None
+            store.weather = self._weather(number)
         for node in self._nodes.values():
             node.clock.thaw()
             node.paused = False
@@ -307,13 +243,13 @@ class Arena:
 
     async def _finish(self) -> None:
         """Let every node end its loop and leave."""
+        self._judge.may_leave = True
         for node in self._living():
             node.steps = 0
         lives = [node.task for node in self._living() if node.task is not None]
-        done, pending = await asyncio.wait(lives, timeout=DEADLINE_SECONDS)
+        if not lives:
+            return self._judge.violated("no node lives")
+        _, pending = await asyncio.wait(lives, timeout=DEADLINE_SECONDS)
         for task in pending:
-            self._judge.violations.append("a node did not leave")
+            self._judge.violated("a node did not leave")
             task.cancel()
-        for task in done:
-            if not task.cancelled() and task.exception() is not None:
-                self._judge.violations.append(f"a node failed: {task.exception()!r}")

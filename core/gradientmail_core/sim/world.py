@@ -20,7 +20,7 @@ from gradientmail_core.engine.roles import Role
 from gradientmail_core.engine.run import Host
 from gradientmail_core.events import Event
 from gradientmail_core.mailbox.base import Mailbox
-from gradientmail_core.mailbox.retrying import RetryingMailbox
+from gradientmail_core.mailbox.retrying import RetryingMailbox, RetryPolicy
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.sim.loop import VirtualClock
 from gradientmail_core.tensors.model import Flat
@@ -52,6 +52,10 @@ class ToyModel:
             rows = slice(None) if piece.rows is None else slice(*piece.rows)
             self.values[piece.name][rows] = values[piece.offset : piece.offset + piece.elements].reshape(piece.shape)
 
+    def poison(self, value: float) -> None:
+        """Set every value, as a trainer does that has gone wrong."""
+        self._flat[:] = value
+
     def reset_optimizer(self) -> None:
         """Count the call."""
         self.resets += 1
@@ -80,11 +84,17 @@ class SimulatedNode:
     events: list[tuple[float, Event]] = field(default_factory=list)
     on_event: Callable[[Event], None] = lambda event: None
     on_commit: Callable[[Commit], None] = lambda commit: None
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
     paused: bool = False
     stall_seconds: float = 0.0
     engine: Node | None = None
     learner: Learner | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def incarnation(self) -> str:
+        """Drawn anew for each life, from its seed."""
+        return f"{random.Random(self.seed).getrandbits(64):016x}"
 
     def launch(self) -> "SimulatedNode":
         """Start the node's process."""
@@ -102,8 +112,8 @@ class SimulatedNode:
         """Join, train ``steps`` steps, close; what a session does, on virtual time."""
         host = Host(
             node=self.name,
-            incarnation=f"{random.Random(self.seed).getrandbits(64):016x}",
-            mailbox=RetryingMailbox(self.mailbox, self.clock, random.Random(self.seed + 1), self._emit),
+            incarnation=self.incarnation,
+            mailbox=RetryingMailbox(self.mailbox, self.clock, random.Random(self.seed + 1), self._emit, self.policy),
             clock=self.clock,
             random=random.Random(self.seed),
             timeouts=self.timeouts,

@@ -17,12 +17,13 @@ def judged(harm: Callable[[MemoryMailbox, Judge, SimulatedNode], Awaitable[None]
 
     async def main(loop: VirtualLoop) -> list[str]:
         store = MemoryMailbox("judged")
-        judge = Judge(store, SETTINGS, loop)
+        judge = Judge(SETTINGS, loop, store)
         node = SimulatedNode("a", store, SETTINGS, VirtualClock(loop), seed=1, steps=20)
         node.on_commit = judge.applied
+        judge.born(node)
         await ended([node.launch()])
         await harm(store, judge, node)
-        await judge.conclude([node])
+        await judge.conclude()
         return judge.violations
 
     return run_virtually(main)
