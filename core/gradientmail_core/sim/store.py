@@ -111,11 +111,20 @@ class SimulatedStore:
     """One node's connection to a shared memory mailbox.
 
     ``up`` False is an outage or a partition. ``cut``, once set, is called when the next commit is on its way, and that
-    commit is held back: what a process leaves that dies while it commits.
+    commit is held back: what a process leaves that dies while it commits. ``size`` says how many bytes an object
+    stands for, so that a toy model's payloads can weigh what a real one's would.
     """
 
-    def __init__(self, inner: MemoryMailbox, clock: Clock, seed: int, weather: Weather | None = None) -> None:
+    def __init__(
+        self,
+        inner: MemoryMailbox,
+        clock: Clock,
+        seed: int,
+        weather: Weather | None = None,
+        size: Callable[[str, int], int] = lambda key, length: length,
+    ) -> None:
         self._inner = inner
+        self._size = size
         self._clock = clock
         self._random = random.Random(seed)
         self.weather = weather or Weather()
@@ -136,16 +145,17 @@ class SimulatedStore:
         body = await self._inner.get(key, limit=limit)
         if self.weather.unfound and self._random.random() < self.weather.unfound:
             body = None
-        self.traffic.bytes_down += len(body or b"")
-        await self._answer(len(body or b""))
+        size = self._size(key, len(body)) if body else 0
+        self.traffic.bytes_down += size
+        await self._answer(size)
         return body
 
     async def put(self, key: str, body: Body) -> None:
         """See :meth:`Mailbox.put`."""
         content = bytes(body)
         self.traffic.puts += 1
-        self.traffic.bytes_up += len(content)
-        await self._request(len(content))
+        self.traffic.bytes_up += (size := self._size(key, len(content)))
+        await self._request(size)
         if self._random.random() < self.weather.write_late:
             await self._late(lambda: self._inner.put(key, content))
         await self._inner.put(key, content)
@@ -155,8 +165,8 @@ class SimulatedStore:
         """See :meth:`Mailbox.create`."""
         content = bytes(body)
         self.traffic.puts += 1
-        self.traffic.bytes_up += len(content)
-        await self._request(len(content))
+        self.traffic.bytes_up += (size := self._size(key, len(content)))
+        await self._request(size)
         if self.cut is not None and key.startswith("tape/") and isinstance(self._inner, SharedStore):
             cut, self.cut = self.cut, None
             cut()

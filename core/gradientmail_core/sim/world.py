@@ -86,7 +86,9 @@ class SimulatedNode:
     on_commit: Callable[[Commit], None] = lambda commit: None
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     paused: bool = False
+    keeps_events: bool = True
     stall_seconds: float = 0.0
+    trained_seconds: float = 0.0
     engine: Node | None = None
     learner: Learner | None = None
     task: asyncio.Task[None] | None = None
@@ -149,7 +151,7 @@ class SimulatedNode:
     async def _train(self, engine: Node, learner: Learner) -> None:
         noise = np.random.default_rng(self.seed)
         while learner.state.local_step < self.steps:
-            await self.clock.sleep(self.step_seconds)
+            await self._work(self.step_seconds)
             while self.paused:
                 await self.clock.sleep(WAIT_POLL_SECONDS)
             self.model.train(noise)
@@ -162,6 +164,14 @@ class SimulatedNode:
         await self._until(engine, lambda: not learner.outstanding)
         await engine.leave(self.timeouts.lease)
         learner.settle()
+
+    async def _work(self, seconds: float) -> None:
+        """Train; what is cut short by a crash counts as far as it came."""
+        started = self.clock.now()
+        try:
+            await self.clock.sleep(seconds)
+        finally:
+            self.trained_seconds += min(self.clock.now() - started, seconds)
 
     async def _until(self, engine: Node, done: Callable[[], bool]) -> None:
         assert self.learner is not None
@@ -182,7 +192,8 @@ class SimulatedNode:
         self.on_commit(commit)
 
     def _emit(self, event: Event) -> None:
-        self.events.append((self.clock.now(), event))
+        if self.keeps_events:
+            self.events.append((self.clock.now(), event))
         self.on_event(event)
 
 
