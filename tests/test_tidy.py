@@ -29,6 +29,7 @@ MAX_ANY_PER_THOUSAND_LINES = 1.0
 MUTABLE_DATACLASSES = {
     "SimulatedGossip": "a process of the simulation, which starts, fails and starts again",
     "SimulatedNode": "a process of the simulation, which starts, fails and starts again",
+    "Traffic": "counts of one simulated line, added to with every request",
     "Board": "what one node has seen so far; written by its engine's thread only",
 }
 

@@ -260,7 +260,7 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         state = await read_round(host.mailbox, run.id, hint)
         if isinstance(state, Decided):
             head = succeeded(head, state, run.fragments, host.clock.now())
-    give_up_at = host.clock.now() + host.timeouts.lease
+    give_up_at: float | None = None
     source = Source(host.mailbox, host.clock, run.manifest, layout)
     while True:
         newer = await newest_round(host.mailbox, run.id, layout.fragment, run.fragments, head.version)
@@ -269,6 +269,7 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         theta = await parameters(source, head.version, head.sections)
         if not isinstance(theta, Rejected):
             return Commit(_joined(head, host), theta, merged=False)
+        give_up_at = give_up_at or host.clock.now() + host.timeouts.lease
         if host.clock.now() >= give_up_at:
             raise RunMismatch(
                 f"The newest commit of fragment {layout.fragment} at {host.mailbox.url} cannot be read: "

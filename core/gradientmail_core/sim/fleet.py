@@ -234,7 +234,7 @@ def goodput_fleet(minutes: float, seed: int, up: float = 60.0, down: float = 8.0
     seconds = 60.0 * minutes
     return Fleet(
         nodes=8,
-        settings=DiLoCo(sync_every=20, fragments=4),
+        settings=DiLoCo(sync_every=40, fragments=4),
         seconds=seconds,
         step_seconds=0.25,
         lease=12.0,

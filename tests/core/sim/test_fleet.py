@@ -1,0 +1,70 @@
+"""Fleets: goodput under failures and a storm in short, beside the bounds the committed logs hold in full."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from gradientmail_core.sim.fleet import (
+    Fleet,
+    failures,
+    goodput_fleet,
+    lock_step_goodput,
+    run,
+    storm,
+    storm_fleet,
+)
+from gradientmail_core.sim.scenario import Kill
+from gradientmail_core.sim.store import Weather
+from tests.core.engine.parts import SETTINGS
+
+
+def test_eight_failing_nodes_train_nearly_all_the_time_that_they_are_up() -> None:
+    outcome = run(goodput_fleet(minutes=5, seed=1))
+    assert outcome.failed == 0 and outcome.rounds >= 0.95 * outcome.due_rounds
+    assert 0.84 < outcome.goodput < 0.90
+    assert 0.4 < outcome.merged_share < 1.0
+
+
+def test_a_lock_step_run_stops_with_any_of_its_nodes() -> None:
+    assert lock_step_goodput(8, 24 * 3600.0, 60.0, 8.0, seed=0) == pytest.approx(60 / (60 + 8 * 8), abs=0.01)
+    assert lock_step_goodput(1, 24 * 3600.0, 60.0, 8.0, seed=0) == pytest.approx(60 / 68, abs=0.01)
+
+
+def test_a_storm_stops_no_round_and_leaves_out_few() -> None:
+    outcome = run(storm_fleet(minutes=4, seed=0))
+    assert outcome.failed == 0
+    assert outcome.rounds >= 0.95 * outcome.due_rounds
+    assert outcome.participants >= 29
+
+
+def test_failures_come_at_the_rate_asked_for_and_never_while_a_node_is_down() -> None:
+    faults = failures(8, 36_000.0, 60.0, 8.0, seed=3)
+    assert len(faults) == pytest.approx(8 * 36_000 / 68, rel=0.05)
+    for node in range(8):
+        times = [fault.at for fault in faults if isinstance(fault, Kill) and fault.node == node]
+        assert all(later - earlier > 8.0 for earlier, later in pairwise(times))
+    assert len(storm(32, 360_000.0, 125.0, seed=0)) == pytest.approx(12_500, rel=0.05)
+
+
+def test_payloads_weigh_what_they_stand_for() -> None:
+    light = Fleet(nodes=2, settings=SETTINGS, seconds=60.0, step_seconds=0.5, lease=12.0)
+    heavy = replace(light, delta_bytes=1_000_000, commit_bytes=2_000_000, weather=Weather(latency=0.03, bandwidth=1e6))
+    assert run(light).traffic.bytes_up < 1e6
+    outcome = run(heavy)
+    assert outcome.rounds >= 4
+    assert outcome.traffic.bytes_up >= outcome.rounds * (2 * 1_000_000 + 2 * 2_000_000) * 0.9
+
+
+def test_who_stops_for_commits_stalls_on_a_slow_line() -> None:
+    barrier = replace(SETTINGS, overlap_steps=0, fragments=1, follow=False, quorum_size=2, in_flight=1)
+    slow = Weather(latency=0.03, bandwidth=1e6)
+    fleet = Fleet(2, barrier, 120.0, step_seconds=0.5, lease=60.0, delta_bytes=2_000_000, weather=slow)
+    stopped, overlapped = run(fleet), run(replace(fleet, settings=replace(barrier, overlap_steps=None)))
+    assert stopped.utilization < 0.9 < overlapped.utilization
+    assert stopped.stalled_seconds > 10.0
+
+
+def test_equal_fleets_end_alike() -> None:
+    fleet = goodput_fleet(minutes=0.5, seed=5)
+    assert run(fleet) == run(fleet)
