@@ -9,3 +9,13 @@ def uncompiled():
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """A model directory and data for mlx-lm's command line."""
+    from tests.mlx.bases import make_base
+
+    home = tmp_path_factory.mktemp("base")
+    make_base(home)
+    return home

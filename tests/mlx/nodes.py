@@ -13,19 +13,8 @@ from mlx_lm.models import llama
 from mlx_lm.tuner.trainer import TrainingArgs
 
 from gradientmail_core.adapters.mlx import MlxModel
+from tests.mlx.shapes import SIZES, VOCABULARY
 from tests.sessions import RecordingSession
-
-VOCABULARY = 32
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCABULARY,
-    "tie_word_embeddings": True,
-}
 
 
 def tiny_llama(seed: int = 0) -> Any:

@@ -2,7 +2,6 @@
 
 # ruff: noqa: E402  # what follows the skip needs mlx
 
-import json
 import os
 import signal
 from functools import partial
@@ -14,40 +13,11 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm import lora as stock
-from mlx_lm.utils import load, save_model
+from mlx_lm.utils import load
 
 import gradientmail_core as gm
 from gradientmail_mlx import lora, train
-from tests.mlx.nodes import SIZES, tiny_llama
-
-WORDS = ["one", "two", "three", "four", "five", "six"]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A model directory as mlx-lm loads it, and a data directory, both made here."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    home = tmp_path_factory.mktemp("base")
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(home / "model")
-    save_model(home / "model", tiny_llama())
-    (home / "model" / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
-    (home / "data").mkdir()
-    rows = [json.dumps({"text": " ".join(WORDS[(first + step) % 6] for step in range(8))}) for first in range(12)]
-    for name in ("train", "valid", "test"):
-        (home / "data" / f"{name}.jsonl").write_text("\n".join(rows))
-    return home
-
-
-def command(base, out, *more):
-    sizes = ["--iters", "8", "--batch-size", "2", "--num-layers", "2", "--steps-per-report", "4", "--val-batches", "1"]
-    return ["--model", str(base / "model"), "--data", str(base / "data"), "--adapter-path", str(out), *sizes, *more]
+from tests.mlx.bases import command
 
 
 def run(tmp_path):
