@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
 
-import peft
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -58,7 +57,6 @@ def _write_adapters(tensors: Mapping[str, Tensor], folder: Path, config: Path) -
         raise SchemaMismatch(
             f"The run trains {others[0]}, which is no adapter.", "Give the directory of the whole model's config."
         )
-    peft.PeftConfig.from_pretrained(str(config)).save_pretrained(folder)
     named = {f"base_model.model.{name.replace('.default', '')}": values for name, values in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors", {"format": "pt"})
 
