@@ -175,6 +175,8 @@ class Closer(ChainView):
     async def _commit(self) -> Decided:
         started = self._host.clock.now()
         head = self.head
+        if (replaced := await self._replaced()) is not None:
+            return replaced
         gathering = without_outliers(self.gathering, head.version + 1, head.estimates)
         result = await self._merged(gathering)
         if isinstance(result, Decided):
@@ -204,6 +206,13 @@ class Closer(ChainView):
         """How far the run's clock has come by what was gathered; a syncer, which does not train, has no other."""
         steps = max((snapshot.record.steps for snapshot in gathering.accepted), default=0)
         return self.head.newest_step + steps if not self._board.trains else 0
+
+    async def _replaced(self) -> Decided | None:
+        """Where creates race: the record that stands in the head's place by now, if it is another."""
+        if self._run.manifest.store != "racy" or self.head.record is None:
+            return None
+        state = await read_round(self._host.mailbox, self._run.id, self.head.record.round)
+        return state if isinstance(state, Decided) and state.digest != self.head.digest else None
 
     async def _merged(self, gathering: Gathering) -> Merger | Decided | None:
         if not gathering.accepted:
@@ -238,11 +247,14 @@ class Closer(ChainView):
         )
 
     def _next_closer(self) -> str:
+        if self._run.manifest.store == "none":
+            return self._run.manifest.closers[self.head.fragment]
+        together = self._run.one_closer
         return next_closer(
             self._host.node,
             run=self._run.id,
-            fragment=self.head.fragment,
-            closers=self._board.closers,
+            fragment=0 if together else self.head.fragment,
+            closers={0: self._host.node} if together else self._board.closers,
             live=self._board.live_closers(),
             leaving=self._board.leaving,
         )

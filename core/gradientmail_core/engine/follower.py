@@ -76,6 +76,8 @@ class Follower(Closer):
 
     def _takeover_at(self, now: float) -> tuple[float, str]:
         """When this node should close the round in the closer's place, and why."""
+        if self._run.manifest.store == "none":
+            return NEVER, ""
         reason = self._board.gone(self.head.closer, max(self.head.seen, self.started_at))
         if not self._board.closes or (self._board.leaving and self.published is None):
             return NEVER, ""
@@ -86,7 +88,7 @@ class Follower(Closer):
         if reason is not None:
             self._quorum_known_at = self._quorum_known_at or now
             return self._quorum_known_at + patience, reason
-        late_at = self._late_at(now)
+        late_at = NEVER if self._run.one_closer else self._late_at(now)
         return late_at + patience, "the round is overdue"
 
     def _late_at(self, now: float) -> float:

@@ -37,6 +37,7 @@ from gradientmail_core.engine.gossip_round import GossipRound, probe_layout
 from gradientmail_core.engine.gossip_shares import GossipRun, Means, initial_mean, mean_values, read_mean, read_share
 from gradientmail_core.engine.gossip_sweeping import sweep
 from gradientmail_core.engine.joining import Found, check_same, create_run, find_run
+from gradientmail_core.engine.precautions import guarded, nature_of, refuse_unconditional
 from gradientmail_core.engine.run import Board, Host
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import Disagreement, Rejoined, RoundMixed, RunJoined, SessionEnded
@@ -100,6 +101,9 @@ class GossipNode:
             if found is None:
                 found = await create_run(self._host, self._settings, schema, frozen, layouts, theta)
             check_same(found, self._settings, schema, frozen, self._host.mailbox.url)
+            await refuse_unconditional(self._host)
+            mailbox = guarded(self._host, nature_of(found.manifest))
+            self.board.host = self._host = replace(self._host, mailbox=mailbox)
             run = GossipRun.of(found.manifest, found.layouts, self._settings)
             self._here = Surroundings(self._host, run, self.board, Means())
             await self._presence.look()

@@ -8,16 +8,20 @@ replace what was trained: initial parameters count only through a manifest, and 
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo, settings_difference
 from gradientmail_core.algorithms.settings import Shared
 from gradientmail_core.engine.chain import Head, first_seen, genesis, succeeded
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.loading import Source, parameters
+from gradientmail_core.engine.precautions import StoreNature, guarded, probed
 from gradientmail_core.engine.run import Host, Run
-from gradientmail_core.errors import RunMismatch, SchemaMismatch
+from gradientmail_core.errors import MailboxError, RunMismatch, SchemaMismatch
 from gradientmail_core.events import ObjectIgnored, RunCreated, RunWaited
+from gradientmail_core.mailbox import ListedMailbox
+from gradientmail_core.mailbox.examination import DOCTOR
+from gradientmail_core.mailbox.probe import PROBES
 from gradientmail_core.protocol.exchange import (
     Decided,
     Won,
@@ -42,7 +46,7 @@ from gradientmail_core.protocol.records import (
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema, schema_difference
 
-OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/")
+OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/", PROBES, DOCTOR)
 DIFFERENCES_SHOWN = 12
 CREATION_POLL_SECONDS = 0.2
 CREATION_POLL_MOST_SECONDS = 2.0
@@ -62,7 +66,7 @@ async def find_run(host: Host) -> Found | None:
 
     Raises :class:`RunMismatch` if the prefix holds something else.
     """
-    body = await bounded_get(host.mailbox, MANIFEST, MANIFEST_LONGEST)
+    body = await _manifest_body(host)
     if body is None:
         await _refuse_foreign(host)
         return None
@@ -75,6 +79,11 @@ async def find_run(host: Host) -> Found | None:
             "Use another prefix, or the version of gradientmail that created the run.",
         )
     return Found(manifest, digest(body), layouts)
+
+
+async def _manifest_body(host: Host) -> bytes | None:
+    """The manifest, asked for only once a listing shows it, since some stores remember that it was missing."""
+    return await bounded_get(ListedMailbox(host.mailbox), MANIFEST, MANIFEST_LONGEST)
 
 
 async def _refuse_foreign(host: Host) -> None:
@@ -128,15 +137,26 @@ async def create_run(
     frozen: str | None,
     layouts: Sequence[FragmentLayout],
     theta: Sequence[Flat],
+    syncer: str | None = None,
 ) -> Found:
-    """Create the run with ``theta`` as its initial parameters, or wait for the node that does."""
+    """Create the run with ``theta`` as its initial parameters, or wait for the node that does.
+
+    With ``syncer`` that node alone creates it, and will close all its rounds; no create needs to be conditional
+    then. Without, raises :class:`MailboxUnsupported` on a store that has none.
+    """
+    if syncer is not None:
+        if syncer != host.node:
+            return await _await_syncer(host, syncer)
+        nature, run_id = StoreNature("none", listed=False), f"{host.random.getrandbits(128):032x}"
+        return await _created(host, nature, run_id, settings, schema, frozen, layouts, theta)
     run_id = f"{host.random.getrandbits(128):032x}"
     claim = Claim(run_id, host.node, host.incarnation, host.nonce())
     number = 0
     while True:
         outcome = await create_once(host.mailbox, host.clock, creation_key(number), claim.encoded())
         if isinstance(outcome, Won):
-            return await _created(host, run_id, settings, schema, frozen, layouts, theta)
+            nature = await _probed(host, creation_key(number))
+            return await _created(host, nature, run_id, settings, schema, frozen, layouts, theta)
         holder = parse_claim(outcome.body, None)
         if isinstance(holder, Claim) and not _own_older(holder, host):
             host.emit(RunWaited(f"waiting for {holder.node} to create the run"))
@@ -150,8 +170,27 @@ def _own_older(holder: Claim, host: Host) -> bool:
     return holder.node == host.node and holder.incarnation != host.incarnation
 
 
+async def _probed(host: Host, claim: str) -> StoreNature:
+    """What the store is; a refused one is left without the claim."""
+    try:
+        return await probed(host)
+    except MailboxError:
+        await host.mailbox.delete(claim)
+        raise
+
+
+async def _await_syncer(host: Host, syncer: str) -> Found:
+    """The run that ``syncer`` creates, however long that takes."""
+    while True:
+        host.emit(RunWaited(f"waiting for {syncer}, the syncer, to create the run"))
+        found = await _await_manifest(host, syncer)
+        if found is not None:
+            return found
+
+
 async def _created(
     host: Host,
+    nature: StoreNature,
     run_id: str,
     settings: Shared,
     schema: Schema,
@@ -186,11 +225,13 @@ async def _created(
         schema=schema_rows(schema),
         plan=plan_rows(layouts),
         algorithm=settings.shared_settings(),
-        store="atomic",
+        store=nature.store,
         closers=tuple(host.node for _ in layouts),
         frozen=frozen,
         theta=tuple(sections),
+        listed=nature.listed,
     )
+    host = replace(host, mailbox=guarded(host, nature))
     body = manifest.encoded()
     outcome = await create_once(host.mailbox, host.clock, MANIFEST, body, MANIFEST_LONGEST)
     found = await _read_back(host)
@@ -225,7 +266,7 @@ async def _await_manifest(host: Host, holder: str) -> Found | None:
     started = list_at = host.clock.now()
     wait = CREATION_POLL_SECONDS
     while True:
-        if await bounded_get(host.mailbox, MANIFEST, MANIFEST_LONGEST) is not None:
+        if await _manifest_body(host) is not None:
             return await find_run(host)
         now = host.clock.now()
         if now >= list_at:

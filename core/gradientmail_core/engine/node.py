@@ -9,11 +9,13 @@ is retried blindly and nothing more is published.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo, diloco_from
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
 from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
+from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
 from gradientmail_core.engine.publishing import encoded_snapshot
 from gradientmail_core.engine.roles import Role, state_of
 from gradientmail_core.engine.run import Board, Host, Run
@@ -43,11 +45,20 @@ BEATS_LEFT_MOST = 3
 class Node:
     """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`."""
 
-    def __init__(self, host: Host, settings: DiLoCo | None, *, min_nodes: int = 1, role: Role = "both") -> None:
+    def __init__(
+        self,
+        host: Host,
+        settings: DiLoCo | None,
+        *,
+        min_nodes: int = 1,
+        role: Role = "both",
+        syncer: str | None = None,
+    ) -> None:
         self._host = host
         self._role = role
         self._settings = settings
         self._min_nodes = min_nodes
+        self._syncer = syncer
         self._beat_number = 0
         self._namesakes: set[str] = set()
         self._state: LeaseState = "j"
@@ -90,9 +101,10 @@ class Node:
         try:
             if found is None:
                 assert self._settings is not None, "only a node with settings creates a run"
-                found = await create_run(self._host, self._settings, schema, frozen, layouts, theta)
+                found = await create_run(self._host, self._settings, schema, frozen, layouts, theta, self._syncer)
             settings = self._settings or diloco_from(found.manifest.algorithm)
             self._run = run = checked(found, settings, schema, frozen, self._host.mailbox.url)
+            await self._take_precautions(run)
             await self._list()
             commits = await load_heads(self._host, run, self.board.hints)
         finally:
@@ -100,6 +112,18 @@ class Node:
         self.board.newest_step = max(commit.head.newest_step for commit in commits)
         self._begun = any(commit.head.version > 0 for commit in commits)
         return commits
+
+    async def _take_precautions(self, run: Run) -> None:
+        """Use the store as its class needs it from here on; refuse a way to it that is worse than the run knows."""
+        if self._syncer is not None and (run.manifest.store != "none" or self._syncer not in run.manifest.closers):
+            closes = run.manifest.closers[0] if run.manifest.store == "none" else "whoever is elected"
+            raise RunMismatch(
+                f"syncer is {self._syncer!r}, but in the run at {self._host.mailbox.url} {closes} closes.",
+                "Give every node the same syncer, or none, or use another prefix.",
+            )
+        if run.manifest.store != "none":
+            await refuse_overwriting(self._host, self._old_beats[-1].path)
+        self.board.host = self._host = replace(self._host, mailbox=guarded(self._host, nature_of(run.manifest)))
 
     async def wait_for_nodes(self) -> None:
         """Until ``min_nodes`` nodes train or wait; says whom it sees, at growing intervals.

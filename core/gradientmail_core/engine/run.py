@@ -75,6 +75,11 @@ class Run:
         return self.manifest.run
 
     @property
+    def one_closer(self) -> bool:
+        """True if one node closes all fragments, because the store cannot decide races between several."""
+        return self.manifest.store != "atomic"
+
+    @property
     def fragments(self) -> int:
         """Number of fragments (P)."""
         return len(self.layouts)
@@ -145,8 +150,8 @@ class Board:
         return live_closers(self.roster, self.host.clock.now(), self.host.timeouts)
 
     def candidates(self, run: Run, fragment: int) -> tuple[str, ...]:
-        """Live closers in their order of claim on a fragment."""
-        return rendezvous(run.id, fragment, self.live_closers())
+        """Live closers in their order of claim on a fragment, or on all of them at once where one node closes all."""
+        return rendezvous(run.id, 0 if run.one_closer else fragment, self.live_closers())
 
     def joining(self) -> bool:
         """True while some node is loading payloads."""

@@ -1,6 +1,7 @@
 """Where nodes meet: mailboxes, their wrappers, and opening one by its URL."""
 
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, Mailbox, StoreClass
+from gradientmail_core.mailbox.careful import ListedMailbox, OneWriterMailbox, ReadBackMailbox
 from gradientmail_core.mailbox.directory import DirectoryMailbox
 from gradientmail_core.mailbox.faulty import Faults, FaultyMailbox
 from gradientmail_core.mailbox.memory import MemoryMailbox
@@ -17,10 +18,13 @@ __all__ = [
     "Entry",
     "Faults",
     "FaultyMailbox",
+    "ListedMailbox",
     "Mailbox",
     "MemoryMailbox",
     "MeteredMailbox",
+    "OneWriterMailbox",
     "Probe",
+    "ReadBackMailbox",
     "RetryPolicy",
     "RetryingMailbox",
     "StoreClass",

@@ -69,7 +69,7 @@ async def create_once(patient: Patient) -> Finding:
     worst = Probe("atomic", "")
     for race in range(patient.races):
         patient.tell(f"{CREATE_ONCE}: race {race + 1} of {patient.races}, {CONTENDERS} creators")
-        found = await probe_store(*patient.handles, prefix=f"{patient.prefix}/race")
+        found = await probe_store(*patient.handles, key=f"{patient.prefix}/race/{race}")
         if _RANK[found.store] > _RANK[worst.store]:
             worst = found
         if worst.store == "none":

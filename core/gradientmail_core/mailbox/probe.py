@@ -14,6 +14,8 @@ from gradientmail_core.errors import MailboxUnavailable, MailboxUnsupported
 from gradientmail_core.mailbox.base import CreateOutcome, Mailbox, StoreClass
 
 CONTENDERS = 16
+PROBES = "probe/"
+ASKED_AGAIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,19 @@ class Probe:
     reason: str
 
 
-async def probe_store(mailbox: Mailbox, *others: Mailbox, prefix: str = "probe", contenders: int = CONTENDERS) -> Probe:
-    """Race ``contenders`` creates for one key under ``prefix``, then clean up.
+def probe_key() -> str:
+    """A key that no run and no other probe uses."""
+    return f"{PROBES}{secrets.token_hex(8)}"
+
+
+async def probe_store(mailbox: Mailbox, *others: Mailbox, key: str = "", contenders: int = CONTENDERS) -> Probe:
+    """Race ``contenders`` creates for ``key`` (default: a new one), then clean up.
 
     ``others`` are more handles on the same mailbox, with connections of their own, that take part in the race.
     Raises :class:`MailboxUnavailable` when the store settled too little to tell, :class:`MailboxDenied` when it
     refuses. ``atomic`` after one probe means that no fault was seen; a store that races rarely may pass.
     """
-    key = f"{prefix}/{secrets.token_hex(8)}"
+    key = key or probe_key()
     bodies = [b"%d of %s" % (n, key.encode()) for n in range(contenders)]
     try:
         handles = itertools.cycle((mailbox, *others))
@@ -61,3 +68,16 @@ async def _judged(mailbox: Mailbox, key: str, bodies: list[bytes], winners: list
     if before not in (winners or bodies):
         return Probe("racy", "The key holds another object than the one whose create succeeded.")
     return Probe("atomic", f"One of {len(bodies)} concurrent creates of one key succeeded.")
+
+
+async def remembers_absence(mailbox: Mailbox, key: str) -> bool:
+    """Whether the store goes on saying that ``key`` is missing, once asked for it, when a listing shows it."""
+    try:
+        await mailbox.get(key)
+        await mailbox.put(key, b"here")
+        for _ in range(ASKED_AGAIN):
+            if await mailbox.get(key) is not None:
+                return False
+        return key in [entry.key async for entry in mailbox.list(key)]
+    finally:
+        await mailbox.delete(key)

@@ -98,7 +98,11 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the run is, fixed at its creation; also version 0 of every fragment."""
+    """What the run is, fixed at its creation; also version 0 of every fragment.
+
+    ``store`` is what the store's creates are worth; ``listed`` says that it remembers absence, so that nodes ask
+    a listing before they read.
+    """
 
     run: str
     node: str
@@ -110,6 +114,7 @@ class Manifest:
     closers: tuple[str, ...]
     frozen: str | None
     theta: tuple[Section, ...]
+    listed: bool = False
     format: int = FORMAT
 
     def encoded(self) -> bytes:
@@ -309,6 +314,7 @@ def parse_manifest(body: bytes) -> Manifest | Rejected:
             closers=tuple(_closer(item) for item in fields.items("closers", 1000)),
             frozen=fields.optional_text("frozen", SHA256),
             theta=_sections(fields, "theta", 1000),
+            listed=fields.flag("listed"),
         )
         if not len(manifest.plan) == len(manifest.closers) == len(manifest.theta) > 0:
             raise FieldRefused("fragments, closers and payloads differ in number")

@@ -80,8 +80,9 @@ class Session(Patterns):
     ``mailbox`` is a URL or a mailbox. ``node`` names this node (default: host name and random hex); ``min_nodes``
     holds the start of a run back until so many are there. ``lease_timeout`` and ``progress_timeout`` are in seconds.
     ``role`` is "both", or "learner" for a node that never closes rounds (``gradientmail syncer`` does nothing else).
-    With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at the start until one is
-    free. ``callbacks`` receive every event; the default logs them.
+    ``syncer``, the same on every node, names the one that creates the run and closes all its rounds, for stores without
+    a conditional create. With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at
+    the start until one is free. ``callbacks`` receive every event; the default logs them.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Session(Patterns):
         algorithm: Algorithm,
         node: str | None = None,
         min_nodes: int = 1,
+        syncer: str | None = None,
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
         close_timeout: float | None = None,
@@ -106,6 +108,7 @@ class Session(Patterns):
         self._algorithm = algorithm
         self._meter = MeteredMailbox(opened(mailbox))
         self._min_nodes = min_nodes
+        self._syncer = checked_node(syncer) if syncer is not None else None
         self._close_timeout = lease_timeout + 30.0 if close_timeout is None else close_timeout
         self.node = checked_node(node) if node is not None else default_node()
         self._clock = SystemClock()
@@ -163,10 +166,14 @@ class Session(Patterns):
                     raise ConfigurationError(
                         f"role={self._role!r} in a gossip run.", "Leave it out: nobody closes rounds."
                     )
+                if self._syncer is not None:
+                    raise ConfigurationError("A gossip run has no syncer.", "Leave syncer out, or use DiLoCo.")
                 self._engine = gossip = GossipNode(self._host, self._algorithm, min_nodes=self._min_nodes)
                 self._enter_gossip(self._loop, gossip, layouts)
             else:
-                self._engine = node = Node(self._host, self._algorithm, min_nodes=self._min_nodes, role=self._role)
+                self._engine = node = Node(
+                    self._host, self._algorithm, min_nodes=self._min_nodes, role=self._role, syncer=self._syncer
+                )
                 self._enter(self._loop, node, layouts, self._algorithm)
         except BaseException as error:
             self.abort(f"{type(error).__name__} while joining")

@@ -79,6 +79,7 @@ class SimulatedNode:
     tokens: int = 8
     min_nodes: int = 1
     role: Role = "both"
+    syncer: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     model: ToyModel = field(default_factory=ToyModel)
     events: list[tuple[float, Event]] = field(default_factory=list)
@@ -121,7 +122,7 @@ class SimulatedNode:
             timeouts=self.timeouts,
             emit=self._emit,
         )
-        self.engine = engine = Node(host, self.settings, min_nodes=self.min_nodes, role=self.role)
+        self.engine = engine = Node(host, self.settings, min_nodes=self.min_nodes, role=self.role, syncer=self.syncer)
         try:
             await self._train(engine, await self._joined(engine))
         except BaseException:

@@ -338,7 +338,7 @@ def test_what_a_leaving_node_closes_last_it_hands_over() -> None:
 @pytest.mark.parametrize("steps", [(100, 100), (100, 140), (140, 100)])
 def test_the_last_snapshots_of_who_leaves_are_merged_however_long_they_upload(steps: tuple[int, int]) -> None:
     async def main(place: Place) -> None:
-        place.weather = Weather(bandwidth=1000.0)
+        place.seeds, place.weather = 10, Weather(bandwidth=1000.0)
         both = replace(QUICK, fragments=1, quorum_size=2)
         nodes = [
             place.launch(name, settings=both, steps=count, step_seconds=0.5, min_nodes=2)

@@ -1,51 +1,18 @@
 """Each check on a store that breaks just its rule, and all of them on one that breaks none."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from gradientmail_core.errors import MailboxDenied
-from gradientmail_core.mailbox import CreateOutcome, Entry, MemoryMailbox
+from gradientmail_core.mailbox import Entry, MemoryMailbox
 from gradientmail_core.mailbox.base import Body
 from gradientmail_core.mailbox.checks import CHECKS
 from gradientmail_core.mailbox.examination import Examination, examined
 from gradientmail_core.mailbox.surroundings import Surroundings
+from tests.core.mailbox.defective import Ignoring, Racing, Remembering
 from tests.core.mailbox.virtual import run_virtually
-
-
-class Ignoring(MemoryMailbox):
-    """Overwrites what exists."""
-
-    async def create(self, key: str, body: Body) -> CreateOutcome:
-        await self.put(key, body)
-        return CreateOutcome.CREATED
-
-
-class Racing(MemoryMailbox):
-    """Looks, and then writes."""
-
-    async def create(self, key: str, body: Body) -> CreateOutcome:
-        taken = await self.get(key) is not None
-        await asyncio.sleep(0)
-        if taken:
-            return CreateOutcome.TAKEN
-        await self.put(key, body)
-        return CreateOutcome.CREATED
-
-
-class Remembering(MemoryMailbox):
-    """Never finds what once was missing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.missing: set[str] = set()
-
-    async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
-        body = None if key in self.missing else await super().get(key, limit=limit)
-        self.missing |= {key} if body is None else set()
-        return body
 
 
 class Unlisted(MemoryMailbox):

@@ -5,29 +5,11 @@ import secrets
 
 import pytest
 
-from gradientmail_core.errors import MailboxDenied, MailboxUnavailable, MailboxUnsupported
+from gradientmail_core.errors import MailboxDenied, MailboxUnavailable
 from gradientmail_core.mailbox import CreateOutcome, Mailbox, MemoryMailbox, probe_store
 from gradientmail_core.mailbox.base import Body
-
-
-class Ignoring(MemoryMailbox):
-    """Accepts the condition and overwrites."""
-
-    async def create(self, key: str, body: Body) -> CreateOutcome:
-        await self.put(key, body)
-        return CreateOutcome.CREATED
-
-
-class Racing(MemoryMailbox):
-    """Looks, and then writes."""
-
-    async def create(self, key: str, body: Body) -> CreateOutcome:
-        taken = await self.get(key) is not None
-        await asyncio.sleep(0)
-        if taken:
-            return CreateOutcome.TAKEN
-        await self.put(key, body)
-        return CreateOutcome.CREATED
+from gradientmail_core.mailbox.probe import probe_key, remembers_absence
+from tests.core.mailbox.defective import Ignoring, Incapable, Racing, Remembering
 
 
 class Lying(MemoryMailbox):
@@ -38,13 +20,6 @@ class Lying(MemoryMailbox):
         if outcome is CreateOutcome.CREATED:
             await self.put(key, b"1 of " + key.encode())
         return outcome
-
-
-class Incapable(MemoryMailbox):
-    """Knows no conditions."""
-
-    async def create(self, key: str, body: Body) -> CreateOutcome:
-        raise MailboxUnsupported("501")
 
 
 class Forgetful(MemoryMailbox):
@@ -111,5 +86,28 @@ def test_every_probe_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
             await super().delete(key)
 
     asyncio.run(probe_store(Watched()))
-    asyncio.run(probe_store(Watched(), prefix=secrets.token_hex(2)))
+    asyncio.run(probe_store(Watched(), key=f"probe/{secrets.token_hex(2)}"))
     assert len(set(keys)) == 2
+
+
+@pytest.mark.parametrize(("mailbox", "remembers"), [(MemoryMailbox(), False), (Remembering(), True)])
+def test_a_store_that_remembers_absence(mailbox: Mailbox, remembers: bool) -> None:
+    async def work() -> None:
+        assert await remembers_absence(mailbox, probe_key()) is remembers
+        assert [entry async for entry in mailbox.list("")] == []
+
+    asyncio.run(work())
+
+
+def test_more_handles_take_part_in_the_race() -> None:
+    class Counted(MemoryMailbox):
+        creates = 0
+
+        async def create(self, key: str, body: Body) -> CreateOutcome:
+            Counted.creates += 1
+            return await super().create(key, body)
+
+    first, second = Counted(), Counted()
+    second._objects, second._keys = first._objects, first._keys
+    assert asyncio.run(probe_store(first, second, contenders=4)).store == "atomic"
+    assert Counted.creates == 5
