@@ -34,8 +34,11 @@ Switch = Callable[[pytest.MonkeyPatch], None]
 
 def create_once_not_atomic(patch: pytest.MonkeyPatch) -> None:
     """Two creates of one key both succeed, and the later one stands."""
+    honest = MemoryMailbox.create
 
     async def overwriting(self: MemoryMailbox, key: str, body: Body) -> CreateOutcome:
+        if key.startswith(("probe/", "live/leases/")):  # where a store is tried before it is trusted
+            return await honest(self, key, body)
         await self.put(key, body)
         return CreateOutcome.CREATED
 

@@ -12,6 +12,7 @@ from gradientmail_core.engine.precautions import StoreNature, guarded, probed
 from gradientmail_core.errors import MailboxUnavailable, MailboxUnsupported, RunMismatch
 from gradientmail_core.events import RoundTakenOver, RunWaited
 from gradientmail_core.mailbox import MemoryMailbox
+from gradientmail_core.mailbox.careful import SETTLED_SECONDS
 from gradientmail_core.protocol.keys import tape_key
 from gradientmail_core.protocol.records import Manifest
 from gradientmail_core.sim.checks import forks, manifest_of, tape
@@ -169,6 +170,7 @@ def test_a_record_that_was_replaced_under_its_closer_is_what_the_chain_goes_on_f
         while not (place.listed("manifest") and len(await tape(place.mailbox)) >= 4):
             await asyncio.sleep(0.2)
         newest = (await tape(place.mailbox))[-1]
+        await asyncio.sleep(SETTLED_SECONDS + 0.5)  # its closer has read it back, and acts on it
         other = replace(newest, nonce="0e" * 8)
         await place.mailbox.put(tape_key(newest.round, 0), other.encoded())
         await ended(nodes)

@@ -22,6 +22,8 @@ BUSY = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\
 class Weather:
     """What happens to connections: probabilities per connection or chunk, seconds, and bytes per second.
 
+    ``busy`` answers 503, on connections that are open already too.
+
     ``unconditional`` takes the condition off every create, as a gateway that does not know it would.
     """
 
@@ -82,6 +84,9 @@ class Proxy:
                     time.sleep(0.01)
                 if weather.unconditional and not answers:
                     data = CONDITION.sub(b"x-none-match-:", data)
+                if not answers and self._chance(weather.busy):
+                    source.sendall(BUSY)
+                    break
                 if self._chance(weather.cut_answer if answers else weather.cut):
                     break
                 sink.sendall(data)

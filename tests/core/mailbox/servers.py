@@ -95,24 +95,48 @@ def client(endpoint_url: str) -> Any:
     )
 
 
+class RestartableServer:
+    """SeaweedFS with all its parts in one process, on ports and a directory that it keeps when it is started again."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix="seaweedfs-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self._ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.server = S3Server(f"http://127.0.0.1:{self._ports['s3.port']}")
+
+    def start(self) -> None:
+        """Start it and wait until it takes an object."""
+        weed, log = Path(sys.executable).with_name("weed"), Path(self.directory) / "log"
+        ports = (f"-{name}={port}" for name, port in self._ports.items())
+        command = [str(weed), "server", f"-dir={self.directory}", *FLAGS, *ports]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+        _wait_for_bucket(self.server.endpoint_url, self._process, log)
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def restartable_seaweedfs() -> Iterator[RestartableServer]:
+    """A running SeaweedFS of its own, with its data in memory, where there is a file system for that."""
+    server = RestartableServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(server.directory, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def seaweedfs() -> Iterator[S3Server]:
-    """SeaweedFS with all its parts in one process and its data in memory, where there is a file system for that."""
-    directory = tempfile.mkdtemp(prefix="seaweedfs-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
-    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
-    weed = Path(sys.executable).with_name("weed")
-    command = [str(weed), "server", f"-dir={directory}", *FLAGS, *(f"-{name}={port}" for name, port in ports.items())]
-    log = Path(directory) / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
-    try:
-        endpoint_url = f"http://127.0.0.1:{ports['s3.port']}"
-        _wait_for_bucket(endpoint_url, process, log)
-        yield S3Server(endpoint_url)
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+    """SeaweedFS that stays up."""
+    with restartable_seaweedfs() as restartable:
+        yield restartable.server
 
 
 @contextlib.contextmanager
@@ -200,7 +224,8 @@ def _wait_for_bucket(endpoint_url: str, process: "subprocess.Popen[bytes]", log:
     s3, deadline = client(endpoint_url), time.monotonic() + START_SECONDS
     while True:
         try:
-            s3.create_bucket(Bucket=BUCKET)
+            with contextlib.suppress(s3.exceptions.BucketAlreadyExists, s3.exceptions.BucketAlreadyOwnedByYou):
+                s3.create_bucket(Bucket=BUCKET)
             s3.put_object(Bucket=BUCKET, Key="started", Body=b"x" * 1000)  # an empty body needs no volume
             return
         except (BotoCoreError, ClientError):
