@@ -46,17 +46,22 @@ async def probed(host: Host) -> StoreNature:
     found = await _settled_probe(host)
     if found.store == "none":
         raise MailboxUnsupported(f"{host.mailbox.url} cannot keep two nodes apart: {found.reason}", REMEDY)
-    return StoreNature(found.store, await remembers_absence(host.mailbox, f"{PROBES}{host.nonce()}"))
+    return StoreNature(found.store, await remembers_absence(host.mailbox, _key(host, "absence")))
 
 
 async def _settled_probe(host: Host) -> Probe:
     """A probe that came to a verdict, or the fault that kept the last one from it."""
-    for _ in range(PROBES_MOST - 1):
+    for attempt in range(PROBES_MOST - 1):
         try:
-            return await probe_store(host.mailbox, key=f"{PROBES}{host.nonce()}")
+            return await probe_store(host.mailbox, key=_key(host, f"race-{attempt}"))
         except MailboxUnavailable:
-            await host.clock.sleep(host.jitter(1.0))
-    return await probe_store(host.mailbox, key=f"{PROBES}{host.nonce()}")
+            await host.clock.sleep(1.0)
+    return await probe_store(host.mailbox, key=_key(host, "race"))
+
+
+def _key(host: Host, purpose: str) -> str:
+    """A key of this process alone: an incarnation never comes again."""
+    return f"{PROBES}{host.node}-{host.incarnation}-{purpose}"
 
 
 def guarded(host: Host, nature: StoreNature) -> Mailbox:
@@ -85,7 +90,7 @@ async def refuse_overwriting(host: Host, existing: str) -> None:
 
 async def refuse_unconditional(host: Host) -> None:
     """:func:`refuse_overwriting` with an object made for the purpose."""
-    key = f"{PROBES}{host.nonce()}"
+    key = _key(host, "door")
     await host.mailbox.put(key, b"{}")
     try:
         await refuse_overwriting(host, key)

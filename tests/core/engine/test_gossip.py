@@ -196,6 +196,7 @@ def test_the_mailbox_stays_small():
 
 def test_probes_strengthen_mix2_while_nodes_disagree():
     async def main(place):
+        place.seeds = 6
         settings = replace(QUICK, mix2=Nothing(), strengthen=Strengthen(1e-9, "l2"))
         for number in range(3):
             place.launch(f"n{number}", settings, steps=150, min_nodes=3)
