@@ -33,6 +33,7 @@ async def ages(model: MlxModel, mailbox: DirectoryMailbox) -> list[int]:
     """For each fragment, how many versions ago the model's values were committed; 2 if not in the two newest."""
     manifest, _ = await manifest_of(mailbox)
     layouts = manifest_layouts(manifest)
+    assert isinstance(layouts, tuple)
     records = await tape(mailbox)
     found = []
     for layout in layouts:
@@ -42,6 +43,7 @@ async def ages(model: MlxModel, mailbox: DirectoryMailbox) -> list[int]:
         source, age = Source(mailbox, SystemClock(), manifest, layout), 2
         for back, record in enumerate(reversed(chain[-2:])):
             values = await parameters(source, record.round // len(layouts), record.sections)
+            assert isinstance(values, np.ndarray)
             age = min(age, back if np.array_equal(values, held) else age)
         found.append(age)
     return found
