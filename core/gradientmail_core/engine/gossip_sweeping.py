@@ -7,6 +7,9 @@ with its round. The initial parameters stay. A listing that lags may hide a mean
 nothing newer than those is removed.
 """
 
+import asyncio
+from collections.abc import Sequence
+
 from gradientmail_core.engine.gossip_roster import Listed
 from gradientmail_core.engine.gossip_shares import GossipRun, payload_number
 from gradientmail_core.engine.run import Host
@@ -15,6 +18,7 @@ from gradientmail_core.protocol.keys import BLOBS, blob_round
 
 ROUNDS_KEPT = 3
 MEANS_KEPT = 2
+DELETED_AT_ONCE = 16
 
 
 def kept_means(listed: Listed, fragments: int) -> frozenset[MeanKey]:
@@ -33,8 +37,9 @@ def outlived(listed: Listed, round: int, fragments: int) -> list[GossipKey]:
 
 async def sweep(host: Host, run: GossipRun, listed: Listed, round: int) -> None:
     """Remove what ``round``, which has begun, leaves behind."""
-    for key in outlived(listed, round, len(run.layouts)):
-        await host.mailbox.delete(key.path)
+    gone = outlived(listed, round, len(run.layouts))
+    await _deleted(host, [key.path for key in gone if isinstance(key, MeanKey)])
+    await _deleted(host, [key.path for key in gone if not isinstance(key, MeanKey)])
     await _sweep_payloads(host, run, listed, round)
 
 
@@ -50,5 +55,9 @@ async def _sweep_payloads(host: Host, run: GossipRun, listed: Listed, round: int
         async for entry in host.mailbox.list(BLOBS)
         if entry.key not in initial and (written := blob_round(entry.key)) is not None and written < oldest
     ]
-    for key in stale:
-        await host.mailbox.delete(key)
+    await _deleted(host, stale)
+
+
+async def _deleted(host: Host, keys: Sequence[str]) -> None:
+    for start in range(0, len(keys), DELETED_AT_ONCE):
+        await asyncio.gather(*(host.mailbox.delete(key) for key in keys[start : start + DELETED_AT_ONCE]))
