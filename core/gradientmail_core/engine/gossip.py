@@ -43,7 +43,7 @@ from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import Disagreement, Rejoined, RoundMixed, RunJoined, SessionEnded
 from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.gossip import MeanRecord, ShareKey
+from gradientmail_core.protocol.gossip import MeanKey, MeanRecord, ShareKey
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
 
@@ -280,8 +280,7 @@ class GossipNode:
 
     async def leave(self, patience: float) -> None:
         """Release the lease, once the means this node owes are made, or after ``patience`` seconds."""
-        owed = [task for _, task in self._rounds[-1:] if not task.done()]
-        if owed and self._learner is not None and not self._learner.outstanding:
+        if self._rounds and self._learner is not None and not self._learner.outstanding:
             with contextlib.suppress(TimeOver):
                 await self._host.clock.within(patience, self._rounds[-1][0].duties_done())
         await self.stop()
@@ -339,7 +338,7 @@ async def newest_means(here: Surroundings, listed: Listed) -> list[Flat]:
 async def _newest_mean(here: Surroundings, layout: FragmentLayout, listed: Listed) -> Flat:
     host, run = here.host, here.run
     for round in listed.means(layout.fragment):
-        record = await read_mean(host, run, round, layout.fragment)
+        record = await read_mean(host, run, MeanKey(round, layout.fragment, full=True))
         if isinstance(record, MeanRecord):
             mean = await mean_values(host, run, here.means, record)
             if not isinstance(mean, Rejected):

@@ -49,8 +49,8 @@ class Listed:
         return sorted({key.round for key in self.keys if isinstance(key, RosterKey)}, reverse=True)
 
     def means(self, fragment: int) -> list[int]:
-        """Rounds with a mean of the fragment, newest first."""
-        found = {key.round for key in self.keys if isinstance(key, MeanKey) and key.fragment == fragment}
+        """Rounds with a mean of the fragment in full, newest first."""
+        found = {key.round for key in self.keys if isinstance(key, MeanKey) and key.full and key.fragment == fragment}
         return sorted(found, reverse=True)
 
     def givers(self, round: int) -> frozenset[str]:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from gradientmail_core.engine.gossip_shares import (
     EncodedMean,
     MeanValues,
     Vector,
+    encoded_full,
     encoded_mean,
     encoded_share,
     mean_values,
@@ -42,19 +43,20 @@ from gradientmail_core.engine.gossip_shares import (
     read_mean,
 )
 from gradientmail_core.engine.run import Bell
-from gradientmail_core.events import ObjectIgnored
-from gradientmail_core.protocol.exchange import create_once
+from gradientmail_core.mailbox.base import Body
+from gradientmail_core.protocol.exchange import Outcome, Won, create_once
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.gossip import Kind, MeanKey, MeanRecord, RosterRecord, ShareKey
+from gradientmail_core.protocol.gossip import Blob, Kind, MeanKey, MeanRecord, RosterRecord, ShareKey
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
 
 FOLLOWED_FROM = 0.5
 FOLLOW_SECONDS = 1.0
-GATHERED_WITHIN = 0.5
+GATHERED_WITHIN = 0.6
 MIX2_AVERAGED_WITHIN = 0.5
 TAKEN_OVER_AFTER = 0.5
 EXPECTED_EARLY = 0.8
+STARTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +97,7 @@ class GossipRound:
         self._encoded = asyncio.Event()
         self._averaging: set[int] = set()
         self._made: set[int] = set()
+        self._taken_records: dict[int, MeanRecord] = {}
         self._bells = {layout.fragment: Bell() for layout in here.run.layouts}
         self._spreads: dict[int, float] = {}
         self.leaving = False
@@ -157,7 +160,8 @@ class GossipRound:
                 duty.cancel()
 
     async def duties_done(self) -> None:
-        """Until everything this node began to average is made."""
+        """Until everything this node began to average is made, and the means it took are there in full."""
+        await asyncio.gather(*(self._seen_to_in_full(record) for record in self._taken_records.values()))
         while self._made < self._averaging:
             await self._host.clock.sleep(FIRST_PAUSE_SECONDS)
 
@@ -170,7 +174,16 @@ class GossipRound:
         await self._average(fragment, patience)
 
     async def _publish_start(self) -> None:
-        await asyncio.gather(*(self._give_start(layout) for layout in self._run.wires), self._publish_outputs())
+        """Every fragment's start, each node beginning with another one, so that all averagers are busy at once."""
+        members = sorted(self._incarnations)
+        first = members.index(self._me) * len(self._run.wires) // len(members)
+        waiting = [*self._run.wires[first:], *self._run.wires[:first]][::-1]
+
+        async def give() -> None:
+            while waiting:
+                await self._give_start(waiting.pop())
+
+        await asyncio.gather(*(give() for _ in range(STARTS_AT_ONCE)), self._publish_outputs())
 
     async def _give_start(self, wire: FragmentLayout) -> None:
         fragment = wire.fragment
@@ -233,16 +246,17 @@ class GossipRound:
         nodes = tuple(sorted(found))
         vectors = [found[node].decode for node in nodes]
         base = self._here.means.newest(fragment)
+        assert base is not None, "a node joins with a mean of every fragment"
+        tokens = sum(vector.tokens for vector in found.values()) + base.tokens
 
         def made() -> tuple[EncodedMean, float]:
             mean = np.empty(wire.size, np.float32)
             mean_of(vectors, mean)
-            encoded = encoded_mean(self._host, self._run, self.number, fragment, mean, base)
+            encoded = encoded_mean(self._host, self._run, self.number, fragment, mean, base, tokens)
             return encoded, spread_about(vectors, encoded.mean.values, size)
 
         encoded, spread = await self._host.clock.compute(made)
-        for key, body in encoded.bodies.items():
-            await self._host.mailbox.put(key, body)
+        await self._host.mailbox.put(encoded.change.key, encoded.change_body)
         record = MeanRecord(
             run=self._run.id,
             round=self.number,
@@ -250,15 +264,26 @@ class GossipRound:
             node=self._me,
             nonce=self._host.nonce(),
             participants=nodes,
-            theta=encoded.theta,
-            change=encoded.change,
-            base=None if base is None or encoded.change is None else base.name,
+            name=encoded.mean.name,
+            payload=encoded.change,
+            base=base.name,
             spread=spread,
-            tokens=sum(vector.tokens for vector in found.values()) + (0 if base is None else base.tokens),
+            tokens=tokens,
         )
-        await create_once(self._host.mailbox, self._host.clock, MeanKey(self.number, fragment).path, record.encoded())
-        self._made.add(fragment)
+        outcome = await self._create(MeanKey(self.number, fragment), record)
         self._bells[fragment].ring()
+        if isinstance(outcome, Won):
+            await self._put_in_full(record, encoded.full, encoded.full_body)
+        self._made.add(fragment)
+
+    async def _create(self, key: MeanKey, record: MeanRecord) -> Outcome:
+        return await create_once(self._host.mailbox, self._host.clock, key.path, record.encoded())
+
+    async def _put_in_full(self, record: MeanRecord, payload: Blob, body: Body) -> None:
+        """The same mean for those who do not hold its base: payload first, then its record."""
+        await self._host.mailbox.put(payload.key, body)
+        whole = replace(record, node=self._me, nonce=self._host.nonce(), payload=payload, base=None)
+        await self._create(MeanKey(self.number, record.fragment, full=True), whole)
 
     async def _collect(self, fragment: int) -> None:
         """Fetch a fragment's mean when it is there. A node that leaves makes it, if nobody else does."""
@@ -269,12 +294,14 @@ class GossipRound:
         while not self.roster.mean and not self.leaving:
             await self._host.clock.sleep(self._pace().pause_most)
         while True:
-            record = await read_mean(self._host, self._run, self.number, fragment)
-            if isinstance(record, Rejected):
-                self._here.board.ignored(MeanKey(self.number, fragment).path, record.reason)
+            record = await read_mean(self._host, self._run, MeanKey(self.number, fragment))
+            if isinstance(record, MeanRecord) and await self._taken(record):
+                self._taken_records[fragment] = record
                 return
-            if record is not None and await self._taken(record):
-                return
+            if record is not None:
+                whole = await read_mean(self._host, self._run, MeanKey(self.number, fragment, full=True))
+                if isinstance(whole, MeanRecord) and await self._taken(whole):
+                    return
             now = self._host.clock.now()
             if self.leaving and self.taking_part:
                 left = now if left is None else left
@@ -282,6 +309,18 @@ class GossipRound:
                 if record is None and now >= left + self._patience(fragment):
                     await self._average(fragment, self._run.settings.timeout)
             await self._bells[fragment].wait(self._host.clock, self._host.jitter(pause))
+            pause = min(pause * PAUSE_GROWTH, self._pace().pause_most)
+
+    async def _seen_to_in_full(self, record: MeanRecord) -> None:
+        """A node that leaves sees to it that its last mean is there in full for those who come later."""
+        key, pause = MeanKey(self.number, record.fragment, full=True), FIRST_PAUSE_SECONDS
+        mine_after = self._host.clock.now() + self._patience(record.fragment)
+        while await read_mean(self._host, self._run, key) is None:
+            mean = self._here.means.named(record.fragment, record.name)
+            if mean is not None and self._host.clock.now() >= mine_after:
+                payload, body = encoded_full(self._host, self._run, mean)
+                await self._put_in_full(record, payload, body)
+            await self._host.clock.sleep(self._host.jitter(pause))
             pause = min(pause * PAUSE_GROWTH, self._pace().pause_most)
 
     def _patience(self, fragment: int) -> float:
@@ -295,7 +334,7 @@ class GossipRound:
     async def _taken(self, record: MeanRecord) -> bool:
         mean = await mean_values(self._host, self._run, self._here.means, record)
         if isinstance(mean, Rejected):
-            self._host.emit(ObjectIgnored(record.theta.key, mean.reason))
+            self._here.board.ignored(record.payload.key, mean.reason)
             return False
         self._here.means.keep(mean)
         self._spreads[record.fragment] = record.spread

@@ -9,7 +9,6 @@ What is read is checked against the layout before anything is taken from it, and
 an exception) if it is another round's, another process's, malformed, or not finite.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +18,8 @@ from gradientmail_core.algorithms.gossip import FactoredGossip, Selection, selec
 from gradientmail_core.algorithms.mixing import Decode
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.protocol.exchange import bounded_get, encode_section
+from gradientmail_core.mailbox.base import Body
+from gradientmail_core.protocol.exchange import bounded_get, content_digest, encode_section
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.gossip import (
     METADATA,
@@ -251,12 +251,10 @@ def _is_finite(decode: Decode, size: int) -> bool:
 async def _fetched_base(host: Host, run: GossipRun, key: ShareKey, name: str) -> MeanValues | None:
     """The mean called ``name``, looked for in the rounds from which a start may take it."""
     for round in range(key.round, max(key.round - 3, -1), -1):
-        record = await read_mean(host, run, round, key.fragment)
-        if isinstance(record, MeanRecord) and record.theta.sha256 == name:
-            values = await read_blob(host, record.theta, run.wires[key.fragment])
-            return (
-                None if isinstance(values, Rejected) else MeanValues(key.fragment, round, name, values, record.tokens)
-            )
+        record = await read_mean(host, run, MeanKey(round, key.fragment, full=True))
+        if isinstance(record, MeanRecord) and record.name == name:
+            mean = await mean_values(host, run, Means(), record)
+            return None if isinstance(mean, Rejected) else mean
     return None
 
 
@@ -270,25 +268,23 @@ def initial_mean(run: GossipRun, fragment: int, theta: Flat) -> MeanValues:
     return MeanValues(fragment, -1, run.manifest.theta[fragment].sha256, values)
 
 
-async def read_mean(host: Host, run: GossipRun, round: int, fragment: int) -> MeanRecord | Rejected | None:
+async def read_mean(host: Host, run: GossipRun, key: MeanKey) -> MeanRecord | Rejected | None:
     """The record of a mean; None if there is none (yet)."""
-    body = await bounded_get(host.mailbox, MeanKey(round, fragment).path, RECORD_LONGEST)
-    return None if body is None else parse_mean(body, run.id, round, fragment)
+    body = await bounded_get(host.mailbox, key.path, RECORD_LONGEST)
+    return None if body is None else parse_mean(body, run.id, key)
 
 
 async def mean_values(host: Host, run: GossipRun, means: Means, record: MeanRecord) -> MeanValues | Rejected:
-    """The values a record names: from the change where its base is here, else in full."""
-    wire = run.wires[record.fragment]
+    """The values a record names; a change gives none where its base is not among ``means``."""
     base = None if record.base is None else means.named(record.fragment, record.base)
-    if base is not None and record.change is not None:
-        change = await read_blob(host, record.change, wire)
-        if not isinstance(change, Rejected):
-            kernels.add(base.values, change, change)
-            return MeanValues(record.fragment, record.round, record.theta.sha256, change, record.tokens)
-    values = await read_blob(host, record.theta, wire)
+    if record.base is not None and base is None:
+        return Rejected("a change to a mean that is not here")
+    values = await read_blob(host, record.payload, run.wires[record.fragment])
     if isinstance(values, Rejected):
         return values
-    return MeanValues(record.fragment, record.round, record.theta.sha256, values, record.tokens)
+    if base is not None:
+        kernels.add(base.values, values, values)
+    return MeanValues(record.fragment, record.round, record.name, values, record.tokens)
 
 
 async def read_blob(host: Host, blob: Blob, layout: FragmentLayout) -> Flat | Rejected:
@@ -324,35 +320,40 @@ def payload_number(round: int, fragment: int, fragments: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedMean:
-    """A mean ready to be put: its values as all will see them, and the objects by key."""
+    """A mean ready to be put: its values as all will see them, and each payload with its object."""
 
     mean: MeanValues
-    theta: Blob
-    change: Blob | None
-    bodies: Mapping[str, bytearray]
+    change: Blob
+    change_body: Body
+    full: Blob
+    full_body: Body
 
 
 def encoded_mean(
-    host: Host, run: GossipRun, round: int, fragment: int, mean: Flat, base: MeanValues | None
+    host: Host, run: GossipRun, round: int, fragment: int, mean: Flat, base: MeanValues, tokens: int
 ) -> EncodedMean:
-    """The mean in full and as a change to ``base``. Both say the same, so the mean becomes base plus decoded change."""
-    wire = run.wires[fragment]
-    bodies: dict[str, bytearray] = {}
-    change: Blob | None = None
-    number = payload_number(round, fragment, len(run.layouts))
-    if base is not None:
-        codec = codec_named(run.settings.mean_codec)
-        difference = np.empty(wire.size, np.float32)
-        kernels.subtract(mean, base.values, difference)
-        body, data = encode_section("change", wire, codec, difference)
-        change = Blob(blob_key(number, host.node, data), data, codec.name)
-        bodies[change.key] = bytearray(body)
-        payload = parse_payload(body, wire, codec)
-        assert not isinstance(payload, Malformed), payload
-        kernels.for_blocks(wire.size, lambda i, j: codec.decode(payload.parts, i, j, difference[i:j]))
-        kernels.add(base.values, difference, mean)
-    full = codec_named("F32")
-    body, data = encode_section("theta", wire, full, mean)
-    theta = Blob(blob_key(number, host.node, data), data, full.name)
-    bodies[theta.key] = bytearray(body)
-    return EncodedMean(MeanValues(fragment, round, data, mean), theta, change, bodies)
+    """The mean as a change to ``base`` and in full. Both say the same: ``mean`` becomes base plus decoded change."""
+    wire, number = run.wires[fragment], payload_number(round, fragment, len(run.layouts))
+    narrow = codec_named(run.settings.mean_codec)
+    difference = np.empty(wire.size, np.float32)
+    kernels.subtract(mean, base.values, difference)
+    change_body, change = encode_section("change", wire, narrow, difference)
+    payload = parse_payload(change_body, wire, narrow)
+    assert not isinstance(payload, Malformed), payload
+    kernels.for_blocks(wire.size, lambda i, j: narrow.decode(payload.parts, i, j, difference[i:j]))
+    kernels.add(base.values, difference, mean)
+    full, full_body = encoded_full(host, run, MeanValues(fragment, round, "", mean))
+    return EncodedMean(
+        MeanValues(fragment, round, full.sha256, mean, tokens),
+        Blob(blob_key(number, host.node, content_digest("change", change)), change, narrow.name),
+        change_body,
+        full,
+        full_body,
+    )
+
+
+def encoded_full(host: Host, run: GossipRun, mean: MeanValues) -> tuple[Blob, Body]:
+    """A mean in full, by any node that holds it."""
+    codec, number = codec_named("F32"), payload_number(mean.round, mean.fragment, len(run.layouts))
+    body, data = encode_section("theta", run.wires[mean.fragment], codec, mean.values)
+    return Blob(blob_key(number, host.node, data), data, codec.name), body

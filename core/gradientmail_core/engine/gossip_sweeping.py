@@ -22,9 +22,11 @@ DELETED_AT_ONCE = 16
 
 
 def kept_means(listed: Listed, fragments: int) -> frozenset[MeanKey]:
-    """The newest means of every fragment."""
+    """The newest means of every fragment, in full."""
     return frozenset(
-        MeanKey(round, fragment) for fragment in range(fragments) for round in listed.means(fragment)[:MEANS_KEPT]
+        MeanKey(round, fragment, full=True)
+        for fragment in range(fragments)
+        for round in listed.means(fragment)[:MEANS_KEPT]
     )
 
 

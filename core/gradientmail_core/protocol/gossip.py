@@ -4,14 +4,16 @@
 ``live/gossip/{t:010d}/start-{stage}-{fragment:03d}-{node}``   parameters a node starts the round with
 ``live/gossip/{t:010d}/grad-{stage}-{fragment:03d}-{node}``    its outer gradient
 ``live/gossip/{t:010d}/mix2-{fragment:03d}-{node}``            an averager's mean of the gradients
-``live/gossip/{t:010d}/mix1-{fragment:03d}``                   create-once: the mean of the starts, naming its payload
+``live/gossip/{t:010d}/mix1-{fragment:03d}``                   create-once: the mean of the starts, as a change
+``live/gossip/{t:010d}/mean-{fragment:03d}``                   create-once: the same mean in full, a little later
 ``live/gossip/{t:010d}/probe-{node}``                          outputs of a node's start on a small fixed batch
 
 A *share* (start, gradient, mean gradient, probe) is one object: its record in the metadata of a safetensors payload.
 A node writes each of its shares once, and a roster names members with their incarnation, so a key never holds two
 contents that matter. The mean of the starts is what joiners and exports take and what the next starts are published
-against, so it must be one thing for all: its payloads lie under ``blobs/``, named by content, and the record that
-names them is created once. Nothing in a gossip round decides more than who mixes with whom: garbage under any of
+against, so it must be one thing for all: its payloads lie under ``blobs/``, named by content, and the records that
+name them are created once. Nodes need it soon and hold the mean before, so the change to that comes first; joiners
+need it in full. Nothing in a gossip round decides more than who mixes with whom: garbage under any of
 these keys costs one round's mixing, and never stops a node.
 """
 
@@ -41,7 +43,7 @@ Kind: TypeAlias = Literal["start", "grad", "mix2", "probe"]
 
 _NODE = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"
 _ROSTER = re.compile(r"live/gossip/(\d{10})/roster\Z", re.ASCII)
-_MEAN = re.compile(r"live/gossip/(\d{10})/mix1-(\d{3})\Z", re.ASCII)
+_MEAN = re.compile(r"live/gossip/(\d{10})/(mix1|mean)-(\d{3})\Z", re.ASCII)
 _STAGED = re.compile(rf"live/gossip/(\d{{10}})/(start|grad)-(\d)-(\d{{3}})-({_NODE})\Z", re.ASCII)
 _MIXED = re.compile(rf"live/gossip/(\d{{10}})/mix2-(\d{{3}})-({_NODE})\Z", re.ASCII)
 _PROBE = re.compile(rf"live/gossip/(\d{{10}})/probe-({_NODE})\Z", re.ASCII)
@@ -61,15 +63,16 @@ class RosterKey:
 
 @dataclass(frozen=True, slots=True)
 class MeanKey:
-    """The mean of a fragment's starts in a round."""
+    """The mean of a fragment's starts in a round, in full or as a change."""
 
     round: int
     fragment: int
+    full: bool = False
 
     @property
     def path(self) -> str:
         """The object's key."""
-        return f"{gossip_prefix(self.round)}mix1-{self.fragment:03d}"
+        return f"{gossip_prefix(self.round)}{'mean' if self.full else 'mix1'}-{self.fragment:03d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ def parse_gossip(key: str) -> GossipKey | None:
     if match := _STAGED.match(key):
         return ShareKey(int(match[1]), cast(Kind, match[2]), int(match[4]), match[5], int(match[3]))
     if match := _MEAN.match(key):
-        return MeanKey(int(match[1]), int(match[2]))
+        return MeanKey(int(match[1]), int(match[3]), match[2] == "mean")
     if match := _MIXED.match(key):
         return ShareKey(int(match[1]), "mix2", int(match[2]), match[3])
     if match := _PROBE.match(key):
@@ -174,9 +177,9 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class MeanRecord:
-    """The mean of a fragment's starts: ``theta`` in full, and as a change to the mean named ``base``.
+    """The mean of a fragment's starts: in full where ``base`` is None, else as a change to the mean of that name.
 
-    A mean is named by the sha256 of its data in full. ``change`` gives the same values to whoever holds the base.
+    ``name`` is the sha256 of the mean's data in full, whichever the payload is; both give the same values.
     ``spread`` is the mean over the participants of the squared distance from the mean, ``tokens`` what everybody
     trained on up to these starts, as far as the averagers knew.
     """
@@ -187,8 +190,8 @@ class MeanRecord:
     node: str
     nonce: str
     participants: tuple[str, ...]
-    theta: Blob
-    change: Blob | None
+    name: str
+    payload: Blob
     base: str | None
     spread: float
     tokens: int
@@ -285,23 +288,26 @@ def _blob(fields: Fields) -> Blob:
     return Blob(key, fields.text("sha256", SHA256), fields.text("codec", longest=64))
 
 
-def parse_mean(body: bytes, run: str, round: int, fragment: int) -> MeanRecord | Rejected:
-    """The mean of a fragment's starts in ``round``."""
+def parse_mean(body: bytes, run: str, key: MeanKey) -> MeanRecord | Rejected:
+    """The mean at ``key``, in the form the key says."""
 
     def parse() -> MeanRecord:
         fields = _fields(body, run)
-        if (fields.count("round", ROUND_MAX), fields.count("fragment", 999)) != (round, fragment):
+        if (fields.count("round", ROUND_MAX), fields.count("fragment", 999)) != (key.round, key.fragment):
             raise FieldRefused("of another round or fragment")
-        base = fields.optional_text("base", SHA256)
+        name, base = fields.text("name", SHA256), fields.optional_text("base", SHA256)
+        payload = _blob(fields.object("payload"))
+        if key.full != (base is None) or (key.full and payload.sha256 != name):
+            raise FieldRefused("not in the form its key says")
         return MeanRecord(
             run=run,
-            round=round,
-            fragment=fragment,
+            round=key.round,
+            fragment=key.fragment,
             node=_node(fields),
             nonce=fields.text("nonce", HEX),
             participants=tuple(_checked_node(item) for item in fields.items("participants", PARTICIPANTS_MOST)),
-            theta=_blob(fields.object("theta")),
-            change=None if base is None else _blob(fields.object("change")),
+            name=name,
+            payload=payload,
             base=base,
             spread=max(fields.number("spread"), 0.0),
             tokens=fields.count("tokens"),

@@ -277,6 +277,7 @@ class GossipArena:
             (
                 RosterKey(round),
                 MeanKey(round, 0),
+                MeanKey(round, 0, full=True),
                 ShareKey(round, "start", 0, "node-0"),
                 ShareKey(round, "grad", 0, "node-1"),
                 ShareKey(round, "mix2", 0, "node-0"),
@@ -340,10 +341,10 @@ class GossipArena:
         assert isinstance(manifest, Manifest), manifest
         keys = [key for entry in await self._listed(GOSSIP) if (key := parse_gossip(entry)) is not None]
         for key in kept_means(Listed(tuple(keys)), len(manifest.plan)):
-            record = parse_mean(await self._shared.get(key.path) or b"", manifest.run, key.round, key.fragment)
+            record = parse_mean(await self._shared.get(key.path) or b"", manifest.run, key)
             if isinstance(record, Rejected):
                 continue
-            if await self._shared.get(record.theta.key) is None:
+            if await self._shared.get(record.payload.key) is None:
                 self._violated(f"fragment {key.fragment} misses a payload of its two newest means")
         for section in manifest.theta:
             if await self._shared.get(section.key) is None:
@@ -352,7 +353,7 @@ class GossipArena:
     async def _check_size(self) -> None:
         settings, nodes = self._script.settings, len(self._script.speeds)
         gossip = await self._listed(GOSSIP)
-        a_round = 2 + settings.fragments * (1 + (2 * settings.rounds + 1) * nodes)
+        a_round = 2 + settings.fragments * (2 + (2 * settings.rounds + 1) * nodes)
         if len(gossip) > ROUNDS_KEPT * a_round + 16:
             self._violated(f"{len(gossip)} objects lie under {GOSSIP}, {a_round} a round")
         payloads = await self._listed("blobs/")

@@ -151,6 +151,15 @@ def test_garbage_far_ahead_is_not_believed():
 
 
 def test_a_listing_tells_means_and_givers():
-    listed = Listed((MeanKey(3, 0), MeanKey(5, 0), MeanKey(4, 1), ShareKey(5, "grad", 0, "b"), RosterKey(5)))
+    listed = Listed(
+        (
+            MeanKey(3, 0, True),
+            MeanKey(5, 0, True),
+            MeanKey(6, 0),
+            MeanKey(4, 1, True),
+            ShareKey(5, "grad", 0, "b"),
+            RosterKey(5),
+        )
+    )
     assert listed.means(0) == [5, 3] and listed.means(2) == []
     assert listed.givers(5) == {"b"} and listed.givers(4) == frozenset()

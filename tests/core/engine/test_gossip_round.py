@@ -11,8 +11,15 @@ from gradientmail_core.algorithms.mixing import All, Nothing, Pair, Peers
 from gradientmail_core.engine.gossip_gathering import Pace
 from gradientmail_core.engine.gossip_learner import Begun, Ended, Mean, Mixed
 from gradientmail_core.engine.gossip_round import GossipRound
-from gradientmail_core.engine.gossip_shares import encoded_share, opened_share, read_mean
-from gradientmail_core.protocol.gossip import RosterKey, ShareKey
+from gradientmail_core.engine.gossip_shares import (
+    Means,
+    encoded_mean,
+    encoded_share,
+    mean_values,
+    opened_share,
+    read_mean,
+)
+from gradientmail_core.protocol.gossip import MeanKey, MeanRecord, RosterKey, ShareKey
 from tests.core.engine.gossip_parts import EXACT, live, roster, virtually
 
 PAIRS = replace(EXACT, mix2=Pair(), mix1=Peers(2))
@@ -75,7 +82,7 @@ def test_an_averager_makes_the_mean_of_all_starts_with_its_spread_and_tokens():
         bench.run()
         await bench.give("b", "start", 5.0)
         await asyncio.sleep(4.0)
-        record = await read_mean(bench.here.host, bench.here.run, 3, 0)
+        record = await read_mean(bench.here.host, bench.here.run, MeanKey(3, 0))
         await bench.end()
         return record, bench.of_kind(Mean), bench.of_kind(Mixed), bench.round.l2
 
@@ -120,6 +127,38 @@ def test_a_node_that_leaves_makes_the_means_that_nobody_else_makes():
         return bench.of_kind(Mean)
 
     assert virtually(main) == {0: 4.0, 1: 4.0}
+
+
+def test_a_node_that_leaves_sees_to_a_mean_in_full_that_its_dead_averager_left_as_a_change():
+    async def main(place):
+        bench = await Bench.of(place, averagers=("b", "b"))
+        for layout in bench.here.run.layouts:
+            base = bench.here.means.newest(layout.fragment)
+            exact = np.full(layout.size, 4.0, np.float32)
+            made = encoded_mean(bench.here.host, bench.here.run, 3, layout.fragment, exact, base, 9)
+            await place.mailbox.put(made.change.key, made.change_body)
+            record = MeanRecord(
+                bench.here.run.id,
+                3,
+                layout.fragment,
+                "b",
+                "0f",
+                ("a", "b"),
+                made.mean.name,
+                made.change,
+                base.name,
+                0.0,
+                9,
+            )
+            await place.mailbox.create(MeanKey(3, layout.fragment).path, record.encoded())
+        bench.run()
+        await asyncio.sleep(5.0)
+        await bench.round.duties_done()
+        await bench.end()
+        record = await read_mean(bench.here.host, bench.here.run, MeanKey(3, 1, full=True))
+        return await mean_values(bench.here.host, bench.here.run, Means(), record)
+
+    assert set(virtually(main).values) == {4.0}
 
 
 def test_a_guest_gives_nothing_and_takes_the_means():

@@ -10,6 +10,7 @@ from gradientmail_core.engine.gossip_shares import (
     Means,
     MeanValues,
     Vector,
+    encoded_full,
     encoded_mean,
     encoded_share,
     mean_values,
@@ -64,11 +65,9 @@ def test_coarse_codecs_round_the_step_and_not_the_parameters():
 def test_a_base_that_is_not_here_is_fetched():
     async def main(place):
         here, there = await place.surroundings("a"), await place.surroundings("b")
-        made = encoded_mean(here.host, here.run, 2, 0, np.full(64, 7.0, np.float32), here.means.newest(0))
-        record = record_of(here, made)
-        for path, body in made.bodies.items():
-            await place.mailbox.put(path, body)
-        await place.mailbox.create(MeanKey(2, 0).path, record.encoded())
+        made = encoded_mean(here.host, here.run, 2, 0, np.full(64, 7.0, np.float32), here.means.newest(0), 9)
+        await place.mailbox.put(made.full.key, made.full_body)
+        await place.mailbox.create(MeanKey(2, 0, full=True).path, record_of(here, made, full=True).encoded())
         key, body = start_of(here, 7.5, made.mean)
         await place.mailbox.put(key.path, body)
         wire = there.run.wires[0]
@@ -90,11 +89,10 @@ def test_a_base_that_nobody_has_is_refused():
     assert isinstance(virtually(main), Rejected)
 
 
-def record_of(here, made):
-    base = here.means.newest(0)
-    return MeanRecord(
-        here.run.id, made.mean.round, 0, "a", "0f", ("a",), made.theta, made.change, base.name, 0.0, made.mean.tokens
-    )
+def record_of(here, made, full=False):
+    base, payload = (None, made.full) if full else (here.means.newest(0).name, made.change)
+    name, tokens = made.mean.name, made.mean.tokens
+    return MeanRecord(here.run.id, made.mean.round, 0, "a", "0f", ("a",), name, payload, base, 0.0, tokens)
 
 
 @pytest.mark.parametrize("fill", [np.nan, np.inf, -np.inf])
@@ -137,22 +135,22 @@ def test_a_mean_says_the_same_in_full_and_as_a_change():
     async def main(place):
         here = await place.surroundings("a", ROUGH)
         exact = (2.0 + np.random.default_rng(0).standard_normal(64) * 1e-2).astype(np.float32)
-        made = encoded_mean(here.host, here.run, 2, 0, exact.copy(), here.means.newest(0))
-        for path, body in made.bodies.items():
-            await place.mailbox.put(path, body)
-        record = record_of(here, made)
-        held = await mean_values(here.host, here.run, here.means, record)
-        fresh = await mean_values(here.host, here.run, Means(), record)
-        await place.mailbox.delete(record.change.key)
-        again = await mean_values(here.host, here.run, here.means, record)
-        await place.mailbox.delete(record.theta.key)
-        lost = await mean_values(here.host, here.run, Means(), record)
-        return exact, held, fresh, again, lost
+        made = encoded_mean(here.host, here.run, 2, 0, exact.copy(), here.means.newest(0), 9)
+        await place.mailbox.put(made.change.key, made.change_body)
+        await place.mailbox.put(made.full.key, made.full_body)
+        change, full = record_of(here, made), record_of(here, made, full=True)
+        held = await mean_values(here.host, here.run, here.means, change)
+        fresh = await mean_values(here.host, here.run, Means(), full)
+        strange = await mean_values(here.host, here.run, Means(), change)
+        await place.mailbox.delete(full.payload.key)
+        lost = await mean_values(here.host, here.run, Means(), full)
+        return exact, held, fresh, encoded_full(here.host, here.run, held)[0], made, strange, lost
 
-    exact, held, fresh, again, lost = virtually(main)
-    assert held.values.tobytes() == fresh.values.tobytes() == again.values.tobytes()
-    assert 0 < np.abs(held.values - exact).max() < 1e-3
-    assert isinstance(lost, Rejected)
+    exact, held, fresh, again, made, strange, lost = virtually(main)
+    assert held.values.tobytes() == fresh.values.tobytes() == made.mean.values.tobytes()
+    assert held.name == fresh.name == made.mean.name == made.full.sha256 and again == made.full
+    assert held.tokens == 9 and 0 < np.abs(held.values - exact).max() < 1e-3
+    assert isinstance(strange, Rejected) and isinstance(lost, Rejected)
 
 
 def test_few_means_are_held_and_the_newest_is_known():

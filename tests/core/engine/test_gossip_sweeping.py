@@ -13,7 +13,7 @@ SHA = "7" * 64
 def rounds(numbers, fragments=(0, 1)):
     keys = [RosterKey(round) for round in numbers]
     keys += [ShareKey(round, "start", p, "a") for round in numbers for p in fragments]
-    return [*keys, *(MeanKey(round, p) for round in numbers for p in fragments)]
+    return [*keys, *(MeanKey(round, p, True) for round in numbers for p in fragments)]
 
 
 def test_everything_three_rounds_old_goes_and_records_go_first():
@@ -24,9 +24,9 @@ def test_everything_three_rounds_old_goes_and_records_go_first():
 
 
 def test_the_two_newest_means_stay_however_old():
-    listed = Listed((*rounds(range(8), ()), *(MeanKey(round, 0) for round in (0, 2, 4)), MeanKey(7, 1)))
-    assert kept_means(listed, 2) == {MeanKey(2, 0), MeanKey(4, 0), MeanKey(7, 1)}
-    assert [key for key in outlived(listed, 8, 2) if isinstance(key, MeanKey)] == [MeanKey(0, 0)]
+    listed = Listed((*rounds(range(8), ()), *(MeanKey(round, 0, True) for round in (0, 2, 4)), MeanKey(7, 1, True)))
+    assert kept_means(listed, 2) == {MeanKey(2, 0, True), MeanKey(4, 0, True), MeanKey(7, 1, True)}
+    assert [key for key in outlived(listed, 8, 2) if isinstance(key, MeanKey)] == [MeanKey(0, 0, True)]
 
 
 async def filled(place, numbers):
@@ -58,10 +58,10 @@ def test_a_listing_that_hides_means_costs_no_payload_that_is_needed():
     async def main(place):
         here = await filled(place, range(8))
         listed = await listed_gossip(here.host, here.board)
-        lagging = Listed(tuple(key for key in listed.keys if key not in (MeanKey(7, 0), MeanKey(6, 0))))
+        lagging = Listed(tuple(key for key in listed.keys if key not in (MeanKey(7, 0, True), MeanKey(6, 0, True))))
         await sweep(here.host, here.run, lagging, 12)
         hidden = Listed(tuple(key for key in listed.keys if key.round < 5 or not isinstance(key, MeanKey)))
-        await sweep(here.host, here.run, Listed(tuple(k for k in hidden.keys if k != MeanKey(4, 0))), 12)
+        await sweep(here.host, here.run, Listed(tuple(k for k in hidden.keys if k != MeanKey(4, 0, True))), 12)
         return blobs_left(place)
 
     assert {6, 7} <= set(virtually(main))

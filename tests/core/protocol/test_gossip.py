@@ -29,13 +29,14 @@ BLOB = Blob(blob_key(4, "a", SHA), SHA, "F32")
 ROSTER = RosterRecord(
     RUN, 4, "a", "0f", "0e", (Member("a", "0a"), Member("b", "0b", True)), ("a", "b"), True, False, 0.5, None
 )
-MEAN = MeanRecord(RUN, 4, 1, "a", "0f", ("a", "b"), BLOB, replace(BLOB, codec="BF16"), SHA, 0.25, 64)
+MEAN = MeanRecord(RUN, 4, 1, "a", "0f", ("a", "b"), SHA, replace(BLOB, codec="BF16"), "4" * 64, 0.25, 64)
 KEY = ShareKey(4, "start", 1, "a")
 SHARE = ShareRecord(RUN, 4, "start", 1, "a", "0a", SHA, 3, SHA, "BF16", 20, 160)
 
 KEYS = [
     RosterKey(7),
     MeanKey(7, 2),
+    MeanKey(7, 2, full=True),
     ShareKey(7, "start", 2, "node-1", 3),
     ShareKey(7, "grad", 0, "a.b"),
     ShareKey(7, "mix2", 12, "a-1-001-b"),
@@ -65,10 +66,12 @@ def test_strangers_keys_mean_nothing(path):
 
 def test_records_come_back_from_their_bytes():
     assert parse_roster(ROSTER.encoded(), RUN, 4, 2) == ROSTER
-    assert parse_mean(MEAN.encoded(), RUN, 4, 1) == MEAN
+    assert parse_mean(MEAN.encoded(), RUN, MeanKey(4, 1)) == MEAN
     assert parse_share({METADATA: SHARE.encoded()}, RUN, KEY, "0a") == SHARE
-    alone = replace(MEAN, base=None, change=None)
-    assert parse_mean(alone.encoded(), RUN, 4, 1) == alone
+    full = replace(MEAN, base=None, payload=BLOB)
+    assert parse_mean(full.encoded(), RUN, MeanKey(4, 1, full=True)) == full
+    assert isinstance(parse_mean(full.encoded(), RUN, MeanKey(4, 1)), Rejected)
+    assert isinstance(parse_mean(MEAN.encoded(), RUN, MeanKey(4, 1, full=True)), Rejected)
 
 
 def test_only_members_that_are_heard_of_are_active():
@@ -99,16 +102,17 @@ def test_rosters_that_are_none_are_refused(change):
     "change",
     [
         {"fragment": 0},
-        {"theta": {"key": "manifest.json", "sha256": SHA, "codec": "F32"}},
+        {"payload": {"key": "manifest.json", "sha256": SHA, "codec": "F32"}},
         {"base": "x"},
         {"spread": float("inf")},
-        {"change": None},
+        {"base": None},
+        {"name": "x"},
         {"tokens": -1},
     ],
 )
 def test_means_that_are_none_are_refused(change):
     body = json.dumps({**json.loads(MEAN.encoded()), **change}).encode()
-    assert isinstance(parse_mean(body, RUN, 4, 1), Rejected)
+    assert isinstance(parse_mean(body, RUN, MeanKey(4, 1)), Rejected)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +137,4 @@ def test_a_share_without_a_record_is_refused(metadata):
 @pytest.mark.parametrize("body", [b"", b"not a record", b"{}", b"[" * 100])
 def test_garbage_is_a_value(body):
     assert isinstance(parse_roster(body, RUN, 4, 2), Rejected)
-    assert isinstance(parse_mean(body, RUN, 4, 1), Rejected)
+    assert isinstance(parse_mean(body, RUN, MeanKey(4, 1)), Rejected)
