@@ -158,6 +158,7 @@ def variants(rounds: int) -> dict[str, DiLoCo | FactoredGossip]:
         "DiLoCo, BF16": diloco,
         "DiLoCo, INT4 up and INT8 down": replace(diloco, delta_codec="INT4", commit_codec="INT8"),
         "GlobalM1, BF16": wide,
+        "GlobalM1, BF16 starts and INT8 means": replace(wide, mean_codec="INT8"),
         "GlobalM1, INT4 starts and INT8 means": narrow,
         "GlobalM1LocalM2, BF16": pairs,
         "GlobalM1LocalM2, INT4 and INT8": replace(pairs, delta_codec="INT4", mean_codec="INT8"),

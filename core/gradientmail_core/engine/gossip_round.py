@@ -56,6 +56,7 @@ GATHERED_WITHIN = 0.6
 MIX2_AVERAGED_WITHIN = 0.5
 TAKEN_OVER_AFTER = 0.5
 EXPECTED_EARLY = 0.8
+EXPECTED_AFTER = 0.5
 STARTS_AT_ONCE = 2
 
 
@@ -289,12 +290,16 @@ class GossipRound:
         """Fetch a fragment's mean when it is there. A node that leaves makes it, if nobody else does."""
         pace = self._pace()
         if self.roster.mean and pace.mean is not None and fragment not in self._averaged():
-            await self._host.clock.sleep(EXPECTED_EARLY * pace.mean)
-        pause, left = FIRST_PAUSE_SECONDS, None
+            soonest = pace.mean if pace.round is None else min(pace.mean, EXPECTED_AFTER * pace.round)
+            await self._host.clock.sleep(EXPECTED_EARLY * soonest)
+        pause, left, told = FIRST_PAUSE_SECONDS, None, False
         while not self.roster.mean and not self.leaving:
             await self._host.clock.sleep(self._pace().pause_most)
         while True:
             record = await read_mean(self._host, self._run, MeanKey(self.number, fragment))
+            if isinstance(record, MeanRecord) and not told:
+                self._mean_seen(self._host.clock.now() - self.started)
+                told = True
             if isinstance(record, MeanRecord) and await self._taken(record):
                 self._taken_records[fragment] = record
                 return
@@ -338,7 +343,6 @@ class GossipRound:
             return False
         self._here.means.keep(mean)
         self._spreads[record.fragment] = record.spread
-        self._mean_seen(self._host.clock.now() - self.started)
         self._here.board.evident(record.participants)
         self._deliver(Mean(self.number, record.fragment, mean.values))
         if isinstance(self._run.settings.mix1, All):
