@@ -34,6 +34,7 @@ from gradientmail_core.engine.gathering import (
 from gradientmail_core.engine.polling import (
     snapshot_gap,
     snapshots_expected_at,
+    usual_lag,
 )
 from gradientmail_core.engine.view import ChainView
 from gradientmail_core.events import (
@@ -56,6 +57,9 @@ from gradientmail_core.tensors.payload import payload_bytes_max
 from gradientmail_core.tensors.schema import FragmentLayout
 
 LAST_CALL_SECONDS = 0.25
+LAST_CALL_CLOSINGS = 3
+LOOK_PERIODS = 6
+PASSED_LOOK_SECONDS = 1.0
 NEVER = float("inf")
 
 
@@ -72,7 +76,7 @@ class Closer(ChainView):
         fetching: dict[str, asyncio.Task[None]] = {}
         attempts = 0
         asked_at = -NEVER
-        look_at = self._host.clock.now() + self._host.timeouts.period
+        before, looked_at, looks = asked_at, self._host.clock.now(), 0
         try:
             while True:
                 now = self._host.clock.now()
@@ -82,17 +86,19 @@ class Closer(ChainView):
                 if closes is not None and now >= closes:
                     await self._last_call(fetching)
                     break
-                if now >= look_at or self._board.hints.get(self.head.fragment, 0) >= self.round:
-                    look_at = now + self._host.timeouts.period
+                self._take_own(fetching)
+                look_at = looked_at + self._look_after(looks)
+                if now >= look_at:
+                    looked_at, looks = now, looks + 1
                     state = await read_round(self._host.mailbox, self._run.id, self.round)
                     if isinstance(state, Decided):
                         return state
                 ask_at = self._snapshots_ask_at(attempts, asked_at, closes)
                 if now >= ask_at:
                     self._fetch_missing(fetching)
-                    attempts, asked_at = attempts + 1, now
+                    attempts, before, asked_at = attempts + 1, asked_at, now
                     continue
-                until = min(ask_at, closes if closes is not None else NEVER, now + self._host.timeouts.period)
+                until = min(ask_at, look_at, closes if closes is not None else NEVER, now + self._host.timeouts.period)
                 if self.gathering.accepted and self._early_count_from() > now:
                     until = min(until, self._early_count_from())
                 await self.bell.wait(self._host.clock, until - now)
@@ -100,7 +106,13 @@ class Closer(ChainView):
             for task in fetching.values():
                 task.cancel()
                 task.add_done_callback(_heard)
+        self._learn_lag(attempts, asked_at, before)
         return None
+
+    def _learn_lag(self, attempts: int, asked_at: float, before: float) -> None:
+        own = self.published
+        if own is not None and own.round == self.round and len(self.gathering.heard) > 1:
+            self._lag = usual_lag(self._lag, attempts, asked_at - own.at, before - own.at)
 
     def _early_count_from(self) -> float:
         """When early snapshots make a quorum: once the round is expected and this node, if it trains, reported."""
@@ -108,11 +120,18 @@ class Closer(ChainView):
         return NEVER if trains else self._expected_at()
 
     async def _last_call(self, fetching: dict[str, asyncio.Task[None]]) -> None:
-        """Ask once more for what is missing, so that nothing is left out that was there when the grace ended."""
+        """Ask once more for what is missing, so that nothing is left out that was there when the grace ended.
+
+        A snapshot that a listing showed is there: its download is given longer than a question.
+        """
         self._fetch_missing(fetching)
-        asking = [task for task in fetching.values() if not task.done()]
+        usual, listed = self.head.estimates, self._board.deltas.get(self.round, set())
+        asking = {node: task for node, task in fetching.items() if not task.done()}
         if asking:
-            await self._first_of(asking, max(self.head.estimates.sync, LAST_CALL_SECONDS))
+            await self._first_of(list(asking.values()), max(usual.sync, LAST_CALL_SECONDS))
+        arriving = [task for node, task in asking.items() if node in listed and not task.done()]
+        if arriving:
+            await self._first_of(arriving, LAST_CALL_CLOSINGS * (usual.quorum + usual.sync))
 
     async def _first_of(self, tasks: list[asyncio.Task[None]], seconds: float) -> None:
         """Until all ``tasks`` ended, at most ``seconds``."""
@@ -129,14 +148,26 @@ class Closer(ChainView):
 
     def _snapshots_ask_at(self, attempts: int, asked_at: float, closes: float | None) -> float:
         own = self.published if self.published is not None and self.published.round == self.round else None
-        if own is not None and self._host.node not in self.gathering.heard and own.at > asked_at:
-            return -NEVER
         if attempts:
             grace = closes - self.gathering.quorum_at if closes is not None and self.gathering.quorum_at else None
             wait = min(snapshot_gap(attempts - 1, self.head.interval, grace), self._host.timeouts.period)
             return asked_at + self._host.jitter(wait)
         listed = bool(self._board.deltas.get(self.round))
-        return snapshots_expected_at(self.head, own.at if own else None, listed, self._host.timeouts.period)
+        return snapshots_expected_at(self.head, own.at if own else None, listed, self._host.timeouts.period, self._lag)
+
+    def _take_own(self, fetching: dict[str, asyncio.Task[None]]) -> None:
+        """This node's own snapshot needs no request."""
+        me, own = self._host.node, self.published
+        if own is not None and own.round == self.round and me not in self.gathering.heard and me not in fetching:
+            fetching[me] = asyncio.ensure_future(self._fetch(me, self.round))
+
+    def _look_after(self, looks: int) -> float:
+        """Seconds between two looks whether another node committed the round: rarely, unless something says so."""
+        period = self._host.timeouts.period
+        passed = self._board.passed_by(self.head.fragment, self.round)
+        if passed:
+            return min(PASSED_LOOK_SECONDS, period) if looks else 0.0
+        return LOOK_PERIODS * period
 
     def _fetch_missing(self, fetching: dict[str, asyncio.Task[None]]) -> None:
         expected = set(self._board.live_learners()) | self._board.deltas.get(self.round, set())

@@ -5,6 +5,7 @@ the head it either closes the next round (its node is the named closer, or has w
 commit. Whatever ends the round, the first commit in the tape is what every node goes on from.
 """
 
+import asyncio
 from collections.abc import Mapping
 
 from gradientmail_core.algorithms.outer import Reached
@@ -61,10 +62,13 @@ class Fragment(Follower):
         self._board.rollbacks += is_poison(refusal)
         self._hurry(head.fragment, False)
         self._deliver(Commit(head, self.theta, merged, refusal, await self._outcome(previous, held)))
+        self.moved.set()
+        self.moved = asyncio.Event()
         self._quorum_known_at = None
         self._wanted_told = False
         self._board.overdue.discard(head.fragment)
         if decided.record.node == self._host.node and self._ours is not None:
+            self._board.published_at = self._host.clock.now()
             await self._sweeper.committed(head, sorted(self.gathering.heard))
         self._ours = None
         self.gathering = Gathering()

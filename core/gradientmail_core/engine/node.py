@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo, diloco_from
+from gradientmail_core.clock import TimeOver
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
 from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
 from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
+from gradientmail_core.engine.polling import own_upload_after
 from gradientmail_core.engine.publishing import encoded_snapshot
 from gradientmail_core.engine.roles import Role, state_of
 from gradientmail_core.engine.run import Board, Host, Run
@@ -64,7 +66,6 @@ class Node:
         self._state: LeaseState = "j"
         self._tasks: list[asyncio.Task[None]] = []
         self._old_beats: list[LeaseKey] = []
-        self._published_at = 0.0
         self._uploading = 0
         self._begun = False
         self.fragments: list[Fragment] = []
@@ -214,15 +215,18 @@ class Node:
             self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
             return
         fragment.publishing(published)
-        link, key = self._host.link, DeltaKey(round, self._host.node).path
-        body = await self._host.clock.compute(lambda: link.packed(published.body, codec, compression))
-        await link.put(self._host.mailbox, self._host.clock, key, body)
-        self._published_at = self._host.clock.now()
+        size = 0
+        if not await self._spared(fragment, round):
+            link, key = self._host.link, DeltaKey(round, self._host.node).path
+            started = self._host.clock.now() if fragment.closing else started
+            body = await self._host.clock.compute(lambda: link.packed(published.body, codec, compression))
+            await link.put(self._host.mailbox, self._host.clock, key, body)
+            self.board.published_at, size = self._host.clock.now(), len(body)
+            fragment.uploaded(self.board.published_at - started)
         self.board.evident([self._host.node])
-        seconds = self._published_at - started
-        fragment.uploaded(seconds)
+        seconds = self._host.clock.now() - started
         self._host.emit(
-            SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, len(body), seconds)
+            SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, size, seconds)
         )
 
     def accompany(self, work: Coroutine[object, object, None]) -> None:
@@ -236,6 +240,18 @@ class Node:
     def resume(self) -> None:
         """Say that the trainer trains again."""
         self._spawn(self._beat("t"))
+
+    async def _spared(self, fragment: Fragment, round: int) -> bool:
+        """Whether the closer's own snapshot need not be uploaded, because its round closed soon enough.
+
+        A closer merges its snapshot from memory; the object would only serve a node that takes the round over.
+        """
+        seconds = own_upload_after(fragment.head)
+        if not fragment.closing or seconds is None or self.board.leaving:
+            return False
+        with contextlib.suppress(TimeOver):
+            await self._host.clock.within(seconds, fragment.moved.wait())
+        return fragment.round != round
 
     @property
     def patience(self) -> float:
@@ -340,7 +356,8 @@ class Node:
     async def _keep_beating(self) -> None:
         while True:
             await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
-            if self._host.clock.now() - self._published_at >= self._host.timeouts.period or self._published_at == 0:
+            silent = self._host.clock.now() - self.board.published_at
+            if silent >= self._host.timeouts.period or self.board.published_at == 0:
                 await self._beat()
 
     async def _keep_listing(self) -> None:

@@ -13,8 +13,11 @@ PRECISION = 1 / 16
 LEAST_GAP = 0.02
 UNKNOWN_GAP = 1.0
 UNKNOWN_FIRST_GAP = 0.1
-SNAPSHOTS_EXPECTED = 0.7
+LAG_SHRINKS = 0.9
+LAG_SMOOTHING = 0.5
 OVERDUE_LEAST = 5.0
+OWN_UPLOAD_CLOSINGS = 1.5
+OWN_UPLOAD_LEAST = 2.0
 
 
 def commit_gap(attempts: int, interval: float | None) -> float:
@@ -57,12 +60,29 @@ def commit_expected_at(head: Head, published_at: float | None, period: float) ->
     return published_at + UNKNOWN_FIRST_GAP if published_at is not None else head.seen + period
 
 
-def snapshots_expected_at(head: Head, published_at: float | None, listed: bool, period: float) -> float:
-    """When a closer asks first for the snapshots of the round after ``head``."""
+def snapshots_expected_at(head: Head, published_at: float | None, listed: bool, period: float, lag: float) -> float:
+    """When a closer asks first for the snapshots of the round after ``head``.
+
+    ``lag`` seconds, which the others usually take longer, after its own; or, if it is slow itself, when the round's
+    median learner should have published.
+    """
     if listed:
         return head.seen
-    expected = head.seen + (period if head.interval is None else SNAPSHOTS_EXPECTED * head.interval)
-    return expected if published_at is None else min(expected, published_at)
+    if head.interval is None:
+        return head.seen + period if published_at is None else min(head.seen + period, published_at)
+    due_at = head.seen + max(head.interval - head.estimates.quorum - head.estimates.sync, 0.0)
+    return due_at + lag if published_at is None else min(due_at, published_at) + lag
+
+
+def usual_lag(lag: float, asked: int, found_after: float, asked_after: float) -> float:
+    """The lag after a round whose last snapshot was found ``found_after`` seconds after this node's own.
+
+    Between that question and the one before (``asked_after``) if there were several; a little less if the first one
+    found everything.
+    """
+    if asked <= 1:
+        return lag * LAG_SHRINKS
+    return lag + LAG_SMOOTHING * ((found_after + max(asked_after, 0.0)) / 2 - lag)
 
 
 def overdue_after(head: Head, lease_seconds: float) -> float:
@@ -76,3 +96,11 @@ def overdue_after(head: Head, lease_seconds: float) -> float:
         return lease_seconds
     usual = 3 * (estimates.quorum + estimates.grace + estimates.sync)
     return min(max(usual, OVERDUE_LEAST), lease_seconds / 2)
+
+
+def own_upload_after(head: Head) -> float | None:
+    """Seconds a closer keeps its own snapshot back in the hope that its round closes; None if nothing was timed yet."""
+    estimates = head.estimates
+    if estimates.sync <= 0:
+        return None
+    return max(OWN_UPLOAD_CLOSINGS * (estimates.quorum + estimates.grace + estimates.sync), OWN_UPLOAD_LEAST)

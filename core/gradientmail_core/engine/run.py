@@ -130,6 +130,7 @@ class Board:
     present: set[str] = field(default_factory=set)
     overdue: set[int] = field(default_factory=set)
     rollbacks: int = 0
+    published_at: float = 0.0
     strays: set[str] = field(default_factory=set)
     _learners: tuple[Roster | None, float, tuple[str, ...]] = (None, 0.0, ())
 
@@ -225,6 +226,10 @@ class Board:
         """True if a snapshot for a later round of the same fragment was seen: this one must be closed."""
         fragments = max(len(self.open_rounds), 1)
         return any(other > round and (other - round) % fragments == 0 for other in self.deltas)
+
+    def passed_by(self, fragment: int, round: int) -> bool:
+        """True if a hint, a claim or a later snapshot says that somebody else went on with a round."""
+        return self.hints.get(fragment, 0) >= round or bool(self.claims.get(round)) or self.passed(round)
 
     def closed_rounds(self, fragment: int) -> list[int]:
         """Rounds of a fragment that are closed and of which something was still listed."""

@@ -17,6 +17,7 @@ from gradientmail_core.protocol.keys import BLOBS, ClaimKey, DeltaKey, HeadKey, 
 from gradientmail_core.protocol.records import Section
 
 HEAD_HINT_SECONDS = 15.0
+HEAD_HINT_COMMITS = 3.5  # in intervals, which vary a little
 KEPT_VERSIONS = 2
 PARAMETERS = frozenset({"theta", "change"})
 ORPHANS_EVERY = 100
@@ -66,9 +67,10 @@ class Sweeper:
                 await self._host.mailbox.delete(section.key)
 
     async def hint(self, head: Head, *, force: bool = False) -> None:
-        """Write a hint at the head, at most once in 15 s unless forced, and remove older ones."""
+        """Write a hint at the head, at most once in 15 s and in four commits unless forced, and remove older ones."""
         now = self._host.clock.now()
-        if not force and self._hinted_at is not None and now - self._hinted_at < HEAD_HINT_SECONDS:
+        least = max(HEAD_HINT_SECONDS, HEAD_HINT_COMMITS * (head.interval or 0.0))
+        if not force and self._hinted_at is not None and now - self._hinted_at < least:
             return
         self._hinted_at = now
         round = head.next_round(self._run.fragments) - self._run.fragments

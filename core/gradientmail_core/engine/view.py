@@ -4,6 +4,7 @@ The state that following and closing share. Everything here is this node's alone
 store, so a crash loses nothing that others need.
 """
 
+import asyncio
 from collections.abc import Callable, Collection
 
 from gradientmail_core.algorithms.spool import Spool
@@ -60,6 +61,8 @@ class ChainView:
         self._quorum_known_at: float | None = None
         self._wanted_told = False
         self._upload_seconds = 0.0
+        self._lag = 0.0
+        self.moved = asyncio.Event()
         self._committed_about: float | None = None
         self._ours: Decided | None = None
         self._spool: Spool | None = None

@@ -112,12 +112,14 @@ async def commit_round(mailbox: Mailbox, clock: Clock, record: RoundRecord) -> D
     body = record.encoded()
     if isinstance(problem := parse_round(body, record.run, record.round), Rejected):
         raise ValueError(f"A round record that nobody would accept: {problem.reason}.")
+    slot = 0
     while True:
+        if isinstance(await create_once(mailbox, clock, tape_key(record.round, slot), body), Won):
+            return Decided(record, digest(body))
         state = await read_round(mailbox, record.run, record.round)
         if isinstance(state, Decided):
             return state
-        if isinstance(await create_once(mailbox, clock, tape_key(record.round, state.slot), body), Won):
-            return Decided(record, digest(body))
+        slot = state.slot
 
 
 async def put_section(

@@ -9,6 +9,7 @@ import pytest
 
 from gradientmail_core.algorithms.merge import WeightedMean
 from gradientmail_core.algorithms.outer import SGD, Nesterov
+from gradientmail_core.engine.closer import LOOK_PERIODS
 from gradientmail_core.engine.closing import outer_layout
 from gradientmail_core.events import RoundCommitted, RoundLost
 from gradientmail_core.mailbox import MeteredMailbox
@@ -262,7 +263,7 @@ def test_a_closer_that_hears_nothing_looks_whether_another_has_gone_on() -> None
     async def main(found: Bench) -> None:
         found.live("a", "b")
         winner = await found.commit(node="b", closer="a")
-        await found.advanced(within=2 * TIMEOUTS.period)
+        await found.advanced(within=(LOOK_PERIODS + 1) * TIMEOUTS.period)
         assert found.chain.head.digest == winner.digest
 
     bench(main)

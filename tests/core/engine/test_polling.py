@@ -11,10 +11,12 @@ from gradientmail_core.engine.polling import (
     commit_expected_at,
     commit_gap,
     overdue_after,
+    own_upload_after,
     probable_commit,
     snapshot_gap,
     snapshots_expected_at,
     unknown_gap,
+    usual_lag,
 )
 from gradientmail_core.protocol.records import Estimates
 from tests.core.engine.parts import first_head, run_of
@@ -63,9 +65,9 @@ def test_in_the_first_cycle_it_is_expected_soon_after_the_own_snapshot() -> None
 @pytest.mark.parametrize(
     ("interval", "published_at", "listed", "expected"),
     [
-        (10.0, None, False, 57.0),
-        (10.0, 53.0, False, 53.0),
-        (10.0, 59.0, False, 57.0),
+        (10.0, None, False, 58.5),
+        (10.0, 53.0, False, 53.5),
+        (10.0, 59.0, False, 58.5),
         (None, None, False, 70.0),
         (None, 55.0, False, 55.0),
         (10.0, 53.0, True, 50.0),
@@ -74,8 +76,20 @@ def test_in_the_first_cycle_it_is_expected_soon_after_the_own_snapshot() -> None
 def test_snapshots_are_expected_before_the_commit(
     interval: float | None, published_at: float | None, listed: bool, expected: float
 ) -> None:
-    head = first_head(RUN, now=50.0, interval=interval)
-    assert snapshots_expected_at(head, published_at, listed, 20.0) == pytest.approx(expected)
+    head = first_head(RUN, now=50.0, interval=interval, estimates=Estimates(quorum=1.5, sync=0.5))
+    assert snapshots_expected_at(head, published_at, listed, 20.0, lag=0.5) == pytest.approx(expected)
+
+
+def test_the_lag_follows_what_was_found_and_shrinks_while_the_first_question_finds_all() -> None:
+    assert usual_lag(0.0, 3, found_after=2.0, asked_after=1.0) == pytest.approx(0.75)
+    assert usual_lag(0.8, 1, found_after=0.8, asked_after=NO_TIME) == pytest.approx(0.72)
+    assert usual_lag(1.0, 2, found_after=0.5, asked_after=-3.0) == pytest.approx(0.625)
+
+
+def test_a_closer_keeps_its_own_snapshot_back_for_a_usual_closing() -> None:
+    assert own_upload_after(first_head(RUN)) is None
+    assert own_upload_after(first_head(RUN, estimates=Estimates(sync=0.1))) == 2.0
+    assert own_upload_after(first_head(RUN, estimates=Estimates(quorum=1.0, grace=2.0, sync=1.0))) == 6.0
 
 
 def test_a_commit_that_was_found_lies_between_two_questions() -> None:

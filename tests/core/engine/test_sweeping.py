@@ -20,7 +20,7 @@ class Chain:
         self.place, self.host, self.run = place, host, run
         self.board = Board(host)
         self.sweeper = Sweeper(host, run, self.board)
-        self.head: Head = first_head(run)
+        self.head: Head = first_head(run, now=host.clock.now())
         self.named: list[tuple[Section, ...]] = [self.head.sections]
         self.board.open_rounds.update({fragment: run.fragments + fragment for fragment in range(run.fragments)})
 
@@ -269,5 +269,19 @@ def test_orphans_stay_while_a_node_joins() -> None:
         chain.board.listed([LeaseKey("z", 0, "j", 0, "0" * 16)])
         await remove_orphans(chain.host, chain.run, chain.board)
         assert orphan(2) in chain.place.listed("blobs/")
+
+    chained(main)
+
+
+def test_hints_of_slow_chains_are_as_rare_as_every_fourth_commit() -> None:
+    async def main(chain: Chain) -> None:
+        written = 0
+        for _ in range(20):
+            before = set(chain.place.listed("live/heads/"))
+            await chain.commit()
+            written += bool(set(chain.place.listed("live/heads/")) - before)
+            await chain.list()
+            await chain.host.clock.sleep(60.0)
+        assert 5 <= written <= 6
 
     chained(main)
