@@ -32,7 +32,9 @@ from gradientmail_core.engine.gathering import (
     without_outliers,
 )
 from gradientmail_core.engine.polling import (
+    barrier_gap,
     snapshot_gap,
+    snapshots_due_at,
     snapshots_expected_at,
     usual_lag,
 )
@@ -98,7 +100,9 @@ class Closer(ChainView):
                     self._fetch_missing(fetching)
                     attempts, before, asked_at = attempts + 1, asked_at, now
                     continue
-                until = min(ask_at, look_at, closes if closes is not None else NEVER, now + self._host.timeouts.period)
+                hurry_at = self._hurried(now)
+                closes_by = NEVER if closes is None else closes
+                until = min(ask_at, look_at, hurry_at, closes_by, now + self._host.timeouts.period)
                 if self.gathering.accepted and self._early_count_from() > now:
                     until = min(until, self._early_count_from())
                 await self.bell.wait(self._host.clock, until - now)
@@ -109,10 +113,19 @@ class Closer(ChainView):
         self._learn_lag(attempts, asked_at, before)
         return None
 
+    def _hurried(self, now: float) -> float:
+        """Let a closer that is slow itself publish before it closes without its own snapshot; when to do so."""
+        hurry_at = self._hurry_at()
+        if hurry_at < NEVER and (now >= hurry_at or self.gathering.quorum_at is not None):
+            self._hurry(self.head.fragment, True)
+            return NEVER
+        return hurry_at
+
     def _learn_lag(self, attempts: int, asked_at: float, before: float) -> None:
-        own = self.published
-        if own is not None and own.round == self.round and len(self.gathering.heard) > 1:
-            self._lag = usual_lag(self._lag, attempts, asked_at - own.at, before - own.at)
+        own = self.published if self.published is not None and self.published.round == self.round else None
+        if self.gathering.heard - {self._host.node} and self.head.interval is not None:
+            due_at = snapshots_due_at(self.head, own.at if own is not None else None)
+            self._lag = usual_lag(self._lag, attempts, asked_at - due_at, before - due_at)
 
     def _early_count_from(self) -> float:
         """When early snapshots make a quorum: once the round is expected and this node, if it trains, reported."""
@@ -148,6 +161,9 @@ class Closer(ChainView):
 
     def _snapshots_ask_at(self, attempts: int, asked_at: float, closes: float | None) -> float:
         own = self.published if self.published is not None and self.published.round == self.round else None
+        if own is not None and self._stands_since() is not None:
+            wait = min(barrier_gap(max(asked_at - own.at, 0.0)), self._host.timeouts.period)
+            return max(asked_at, own.at) + self._host.jitter(wait)
         if attempts:
             grace = closes - self.gathering.quorum_at if closes is not None and self.gathering.quorum_at else None
             wait = min(snapshot_gap(attempts - 1, self.head.interval, grace), self._host.timeouts.period)

@@ -7,6 +7,7 @@ work; but a claim decides nothing. The commit does, so taking over from a closer
 
 from gradientmail_core.engine.closer import Closer
 from gradientmail_core.engine.polling import (
+    barrier_gap,
     commit_expected_at,
     commit_gap,
     overdue_after,
@@ -59,13 +60,10 @@ class Follower(Closer):
             until = min(ask_at, take_at, hurry_at, now + self._host.timeouts.period)
             await self.bell.wait(self._host.clock, until - now)
 
-    def _hurry_at(self) -> float:
-        """When to publish early, because the round will probably close within one upload from then."""
-        if self._run.settings.follow is False or self.head.interval is None or self.published is not None:
-            return NEVER
-        return self.head.seen + self.head.interval - self._upload_seconds
-
     def _ask_at(self, attempts: int, asked_at: float) -> float:
+        if (stands := self._stands_since()) is not None:
+            wait = min(barrier_gap(max(asked_at - stands, 0.0)), self._host.timeouts.period)
+            return max(asked_at, stands) + self._host.jitter(wait)
         if attempts:
             wait = min(commit_gap(attempts - 1, self.head.interval), self._host.timeouts.period)
             return asked_at + self._host.jitter(wait)

@@ -54,6 +54,7 @@ class Fragment(Follower):
         self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.reported(decided.record.round, [who.node for who in decided.record.participants])
+        self._board.evident([decided.record.node])
         merged, refusal = self._own_verdict(decided.record)
         self._settle_feedback(
             {participant.snapshot for participant in decided.record.participants},

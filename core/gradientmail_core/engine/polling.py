@@ -11,6 +11,7 @@ from gradientmail_core.engine.chain import Head
 FIRST_GAP = 0.25
 PRECISION = 1 / 16
 LEAST_GAP = 0.02
+BARRIER_GROWTH = 0.5
 UNKNOWN_GAP = 1.0
 UNKNOWN_FIRST_GAP = 0.1
 LAG_SHRINKS = 0.9
@@ -33,13 +34,18 @@ def unknown_gap(attempts: int) -> float:
     return min(UNKNOWN_FIRST_GAP * 2.0 ** min(attempts, 20), UNKNOWN_GAP)
 
 
+def barrier_gap(waited: float) -> float:
+    """Seconds to the next question of a node that has stood still for ``waited`` seconds: half as long again.
+
+    So what it waits for is found at most half as late as it came, for a number of questions that grows with the
+    logarithm of the wait.
+    """
+    return max(waited * BARRIER_GROWTH, LEAST_GAP)
+
+
 def snapshot_gap(attempts: int, interval: float | None, grace: float | None) -> float:
     """Seconds to the next question for snapshots; a quarter of the grace while one runs."""
-    usual = (
-        unknown_gap(attempts)
-        if interval is None
-        else max(min(FIRST_GAP * 2.0 ** min(attempts, 20), interval / 4), LEAST_GAP)
-    )
+    usual = commit_gap(attempts, interval)
     return usual if grace is None else max(min(usual, grace / 4), LEAST_GAP)
 
 
@@ -70,12 +76,17 @@ def snapshots_expected_at(head: Head, published_at: float | None, listed: bool, 
         return head.seen
     if head.interval is None:
         return head.seen + period if published_at is None else min(head.seen + period, published_at)
-    due_at = head.seen + max(head.interval - head.estimates.quorum - head.estimates.sync, 0.0)
-    return due_at + lag if published_at is None else min(due_at, published_at) + lag
+    return snapshots_due_at(head, published_at) + lag
+
+
+def snapshots_due_at(head: Head, published_at: float | None) -> float:
+    """When this node published, or when the round's median learner should have, whichever comes first."""
+    due_at = head.seen + max((head.interval or 0.0) - head.estimates.quorum - head.estimates.sync, 0.0)
+    return due_at if published_at is None else min(due_at, published_at)
 
 
 def usual_lag(lag: float, asked: int, found_after: float, asked_after: float) -> float:
-    """The lag after a round whose last snapshot was found ``found_after`` seconds after this node's own.
+    """The lag after a round whose last snapshot was found ``found_after`` seconds after it was due.
 
     Between that question and the one before (``asked_after``) if there were several; a little less if the first one
     found everything.

@@ -29,6 +29,7 @@ from gradientmail_core.tensors.error_feedback import Feedback, forgotten, publis
 from gradientmail_core.tensors.model import Flat
 
 UPLOAD_SMOOTHING = 0.3
+NEVER = float("inf")
 
 
 class ChainView:
@@ -133,6 +134,20 @@ class ChainView:
     def _expected_at(self) -> float:
         """When the open round should be committed, if it goes as usual."""
         return self.head.seen + (self.head.interval or 0.0)
+
+    def _hurry_at(self) -> float:
+        """When to publish early, because the round will probably close within one upload from then."""
+        if self._run.settings.follow is False or self.head.interval is None or self.published is not None:
+            return NEVER
+        if self._run.settings.overlap_steps == 0:  # it would stand still from then on, and others for it
+            return NEVER
+        return self.head.seen + self.head.interval - self._upload_seconds
+
+    def _stands_since(self) -> float | None:
+        """Since when training stands still for this round (``overlap_steps=0``); None if it does not."""
+        own = self.published
+        waits = own is not None and own.round == self.round and self._run.settings.overlap_steps == 0
+        return own.at if waits and own is not None else None
 
     def _unlock(self, now: float) -> None:
         """Keep nodes from waiting for each other for ever.

@@ -410,3 +410,18 @@ def test_counters_are_those_of_the_newest_commits() -> None:
         assert not place.events(FragmentAligned), "the session tells of alignments, not the node"
 
     virtually(main)
+
+
+def test_a_late_beat_of_a_dead_process_is_not_taken_for_a_namesake() -> None:
+    async def main(place: Place) -> None:
+        victim = place.launch("a", settings=QUICK, steps=1000)
+        await asyncio.sleep(5)
+        await victim.kill()
+        again = place.launch("a", settings=QUICK, steps=200)
+        await asyncio.sleep(3)
+        assert again.engine is not None
+        late = LeaseKey("a", again.engine._beat_number + 3, "t", 9, "0a" * 8)
+        await place.mailbox.put(late.path, b"{}")
+        await ended([again])
+
+    virtually(main)

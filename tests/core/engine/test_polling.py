@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gradientmail_core.engine.polling import (
     LEAST_GAP,
+    barrier_gap,
     commit_expected_at,
     commit_gap,
     overdue_after,
@@ -115,3 +116,10 @@ def test_a_commit_that_was_there_at_once_came_a_little_earlier() -> None:
 )
 def test_a_round_is_overdue_after_three_usual_closings(estimates: Estimates, lease: float, expected: float) -> None:
     assert overdue_after(first_head(RUN, estimates=estimates), lease) == pytest.approx(expected)
+
+
+def test_who_stands_still_asks_at_growing_gaps_so_that_little_is_lost_and_little_asked() -> None:
+    waited, questions = 0.0, 0
+    while waited < 10.0:
+        waited, questions = waited + barrier_gap(waited), questions + 1
+    assert questions < 20 and barrier_gap(4.0) == pytest.approx(2.0)
