@@ -115,7 +115,8 @@ class Closer(ChainView):
 
     def _hurried(self, now: float) -> float:
         """Let a closer that is slow itself publish before it closes without its own snapshot; when to do so."""
-        hurry_at = self._hurry_at()
+        others = [node for node in self._board.live_learners() if node != self._host.node]
+        hurry_at = self._hurry_at() if others else NEVER
         if hurry_at < NEVER and (now >= hurry_at or self.gathering.quorum_at is not None):
             self._hurry(self.head.fragment, True)
             return NEVER

@@ -225,9 +225,7 @@ class Node:
             fragment.uploaded(self.board.published_at - started)
         self.board.evident([self._host.node])
         seconds = self._host.clock.now() - started
-        self._host.emit(
-            SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, size, seconds)
-        )
+        self._host.emit(SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, size, seconds))
 
     def accompany(self, work: Coroutine[object, object, None]) -> None:
         """Run ``work`` beside the node's own tasks and end it with them; its failure is the node's."""

@@ -99,13 +99,14 @@ def test_a_void_round_moves_the_head_and_fetches_no_parameters() -> None:
     bench(main)
 
 
-def test_who_took_part_is_alive() -> None:
+def test_who_took_part_or_closed_is_alive() -> None:
     async def main(found: Bench) -> None:
+        found.live("a", "b", "c", beat=1)
         await found.host.clock.sleep(11.0)
         await found.commit(nodes=("a",))
         await found.chain.caught_up()
         await found.host.clock.sleep(2.0)
-        assert found.board.live_learners() == ("a",)
+        assert found.board.live_learners() == ("a", "b")
 
     bench(main)
 
