@@ -16,8 +16,8 @@ from gradientmail_core.clock import TimeOver
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
 from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
-from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
 from gradientmail_core.engine.polling import own_upload_after
+from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
 from gradientmail_core.engine.publishing import encoded_snapshot
 from gradientmail_core.engine.roles import Role, state_of
 from gradientmail_core.engine.run import Board, Host, Run
@@ -286,6 +286,8 @@ class Node:
     def prepare_to_leave(self) -> None:
         """Stop naming this node as a closer; rounds in flight still end."""
         self.board.leaving = True
+        for fragment in self.fragments:
+            fragment.moved.set()
         self._spawn(self._leaving_beat())
 
     async def leave(self, patience: float) -> None:
