@@ -13,7 +13,7 @@ end is never applied by mlx-lm, and not counted here.
 
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import mlx.core as mx
 from mlx.optimizers import Optimizer
@@ -26,18 +26,22 @@ from gradientmail_mlx.batches import Batch, IterateBatches, Tokens, drawn_seed, 
 from gradientmail_mlx.node import Node, adapter_of
 
 _NO_BATCH: Final[Batch] = ()
+Evaluated: TypeAlias = Literal["local", "global"]
+"""Whose parameters a validation sees: this node's, or the run's newest."""
+
 LOGGED: Final = "gradientmail/"
 """What the names of all metrics begin with in reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a node reads: mlx-lm's ``iterate_batches`` or another, what a batch counts, and what may be changed."""
+    """How a node reads: by mlx-lm's ``iterate_batches`` or another, what a batch counts, and what may be changed."""
 
     iterate_batches: IterateBatches = stock.iterate_batches
     tokens: Tokens = tokens_in
     max_batch_size: int | None = None
     own_order: bool = True
+    evaluate: Evaluated = "local"
 
 
 class NodeCallback(TrainingCallback):
@@ -116,7 +120,7 @@ class NodeCallback(TrainingCallback):
         self, dataset: Sized, batch_size: int, length: int, group: mx.distributed.Group | None
     ) -> Iterator[Batch]:
         """A validation may take long, and no round should wait for it."""
-        with self._node.paused():
+        with self._node.validating(committed=self._reading.evaluate == "global"):
             yield from self._asked(dataset, batch_size, length, loop=False, group=group)
 
     def _asked(
@@ -174,7 +178,8 @@ class GradientMailCallback(NodeCallback):
 
     ``args`` are the ``TrainingArgs`` that ``train`` gets too; ``optimizer`` is the one to restart if the run refuses
     this node's values; ``tokens`` counts a batch; ``max_batch_size`` bounds the rows of an iteration;
-    ``own_order=False`` leaves the order of the data alone. Raises :class:`ConfigurationError` for a session that is
+    ``own_order=False`` leaves the order of the data alone; ``evaluate="global"`` validates what the run committed last.
+    Raises :class:`ConfigurationError` for a session that is
     not joined, and in a group of several processes, which need ``gradientmail_mlx.train``.
     """
 
@@ -189,6 +194,7 @@ class GradientMailCallback(NodeCallback):
         tokens: Tokens = tokens_in,
         max_batch_size: int | None = None,
         own_order: bool = True,
+        evaluate: Evaluated = "local",
     ) -> None:
         if not session.joined:
             raise ConfigurationError(
@@ -204,7 +210,8 @@ class GradientMailCallback(NodeCallback):
                 f"This node has {node.ranks.size} processes.", "Use gradientmail_mlx.train, on all of them."
             )
         node.join()
-        super().__init__(node, args, Reading(iterate_batches, tokens, max_batch_size, own_order), training_callback)
+        reading = Reading(iterate_batches, tokens, max_batch_size, own_order, evaluate)
+        super().__init__(node, args, reading, training_callback)
 
 
 def _summary(figures: Mapping[str, float]) -> str:

@@ -4,8 +4,8 @@ Every rank calls the same methods in the same order; only rank 0 has a session t
 must know comes back with each call: the node's share of the global batch.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import mlx.core as mx
 
@@ -65,10 +65,20 @@ class Node:
         session = self._session
         return self.ranks.run(lambda: node_seed(session.node, drawn + session.global_step) if session else 0)
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Within this no round waits for the node."""
-        session = self._session
-        return session.paused() if session is not None and session.joined else nullcontext()
+    @contextmanager
+    def validating(self, *, committed: bool) -> Iterator[None]:
+        """Within this no round waits for the node; all ranks hold the newest commit, if ``committed``.
+
+        An exception ends training, and is not a moment that all ranks share: then only rank 0 is put back.
+        """
+        with ExitStack() as stack:
+            self._run(lambda session: session.joined and stack.enter_context(_lent(session, committed)))
+            try:
+                yield
+            except GeneratorExit:
+                self._run(lambda _: stack.close())
+                raise
+            self._run(lambda _: stack.close())
 
     def metrics(self) -> dict[str, float]:
         """The session's figures on rank 0; nothing on the others."""
@@ -81,6 +91,10 @@ class Node:
             return self._session.batch_size or NO_SHARE
 
         self.share = self.ranks.run(led) or None
+
+
+def _lent(session: Session, committed: bool) -> AbstractContextManager[object]:
+    return session.global_model() if committed else session.paused()
 
 
 def adapter_of(session: Session, model: object = None) -> MlxModel:

@@ -32,7 +32,7 @@ from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.session import Session
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
 from gradientmail_mlx.batches import IterateBatches, Tokens, tokens_in
-from gradientmail_mlx.callback import NodeCallback, Reading
+from gradientmail_mlx.callback import Evaluated, NodeCallback, Reading
 from gradientmail_mlx.node import Node, adapter_of
 
 
@@ -56,6 +56,7 @@ def train(
     tokens: Tokens = tokens_in,
     max_batch_size: int | None = None,
     own_order: bool = True,
+    evaluate: Evaluated = "local",
 ) -> None:
     """``mlx_lm.tuner.trainer.train`` with others through a mailbox: its arguments, and then ours.
 
@@ -65,6 +66,7 @@ def train(
     * ``tokens``: how much a batch counts, in the unit all nodes use (default: its tokens without padding).
     * ``max_batch_size``: the most rows of an iteration, whatever the node's share of ``global_batch_size`` is.
     * ``own_order``: read the data in another order than every other node.
+    * ``evaluate``: validate this node's model (``"local"``) or the run's newest (``"global"``).
 
     In a group of ``mlx.launch`` all ranks call it alike; rank 0 holds the session. Raises what
     :meth:`Session.join`, :meth:`Session.step` and :meth:`Session.close` raise, and what mlx-lm raises.
@@ -90,7 +92,7 @@ def train(
     taking_part = Node(session, adapter, patient=True)
     _note_buffers(adapter, taking_part)
     callback = NodeCallback(
-        taking_part, args, Reading(iterate_batches, tokens, max_batch_size, own_order), training_callback
+        taking_part, args, Reading(iterate_batches, tokens, max_batch_size, own_order, evaluate), training_callback
     )
     try:
         taking_part.join()

@@ -53,13 +53,13 @@ def trained(out: Path, mailbox: str, *, refuse: bool = False) -> dict[str, Any]:
 
     import gradientmail_core as gm
     from gradientmail_mlx import train
-    from tests.mlx.nodes import Node, Seen, counting, tiny_llama
+    from tests.mlx.nodes import Node, Reports, Seen, counting, tiny_llama
 
     rank = mx.distributed.init().rank()
     mx.disable_compile()
     node, seen = Node(out, 8, model=tiny_llama(rank)), Seen(stock.iterate_batches)
     np.random.seed(rank)
-    failed = ""
+    failed, reports = "", Reports()
     session = gm.Session(
         node.model,
         mailbox=mailbox,
@@ -68,7 +68,8 @@ def trained(out: Path, mailbox: str, *, refuse: bool = False) -> dict[str, Any]:
     if refuse and rank == 0:
         session.step = lambda samples=1: bool(1 // 0)  # type: ignore[method-assign]
     try:
-        train(node.model, node.optimizer, counting(), args=node.args, iterate_batches=seen, session=session)
+        given = {"args": node.args, "iterate_batches": seen, "training_callback": reports}
+        train(node.model, node.optimizer, counting(), counting(8), **given, session=session, evaluate="global")
     except Exception as error:
         failed = f"{type(error).__name__}: {error}"
     parameters = {name: array.flatten().tolist() for name, array in node.tensors.items()}
@@ -76,6 +77,7 @@ def trained(out: Path, mailbox: str, *, refuse: bool = False) -> dict[str, Any]:
         "parameters": parameters,
         "rows": seen.rows,
         "error": failed,
+        "validated": [report["val_loss"] for report in reports.val],
         "steps": session.global_step,
     }
 

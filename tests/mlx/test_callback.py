@@ -93,6 +93,15 @@ def test_what_a_last_validation_sees_is_trained_and_validation_pauses_the_node(t
     assert len(reports.val) == 3
 
 
+def test_a_validation_may_see_what_the_run_committed(tmp_path):
+    """All parameters zero make every token as likely as every other; by the second validation two steps were made."""
+    node, reports = Node(tmp_path, 4, {"steps_per_eval": 3}), Reports()
+    node.session.commits = {1: 0.0, 4: 0.5}
+    fit(node, val_dataset=counting(8), training_callback=reports, evaluate="global")
+    assert reports.val[1]["val_loss"] == pytest.approx(np.log(32), abs=1e-5)
+    assert node.session.names[-4:] == ["lend", "return", "step", "close"]
+
+
 # Ends
 
 

@@ -23,6 +23,8 @@ def test_two_ranks_train_as_one_node(ranks):
     assert [rank["error"] for rank in found] == ["", ""]
     assert [rank["steps"] for rank in found] == [8, 0], "only rank 0 was in the run"
     assert found[0]["parameters"] == found[1]["parameters"]
+    assert found[0]["validated"] == found[1]["validated"]
+    assert len(found[0]["validated"]) == 2
     assert [rank["rows"] for rank in found] == [[3] * 8, [3] * 8], "half of the share each"
 
 

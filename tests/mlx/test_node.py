@@ -52,3 +52,23 @@ def test_a_session_of_another_framework_is_refused():
     session = gm.Session(torch.nn.Linear(2, 2), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo())
     with pytest.raises(ConfigurationError, match=r"another model.*mlx\.nn\.Module"):
         adapter_of(session)
+
+
+@pytest.mark.parametrize(("committed", "calls"), [(False, ["pause", "resume"]), (True, ["lend", "return"])])
+def test_a_validation_is_over_when_it_is_left_in_any_way(tmp_path, committed, calls):
+    session = Node(tmp_path).session
+    session.commits = {1: 0.5}
+    node = SessionNode(session, session.model)
+    node.join()
+
+    def batches():
+        with node.validating(committed=committed):
+            yield from range(3)
+
+    assert len(list(batches())) == 3
+    left = batches()
+    next(left)
+    left.close()
+    assert session.names == ["join", *calls, *calls]
+    session.close()
+    assert list(batches()) == [0, 1, 2], "after the end there is nothing to lend"
