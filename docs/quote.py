@@ -77,7 +77,57 @@ def kernels(figures: Figures) -> str:
     return table(["operation", "GB/s", "time, in copies"], rows)
 
 
-RENDERERS: dict[str, Callable[[Figures], str]] = {"demo": demo, "kernels": kernels}
+def table_four(figures: Figures) -> str:
+    """Streaming DiLoCo's table 4, the published figure before ours in each cell."""
+    targets = figures["targets"]
+    assert isinstance(targets, list)
+    rows = []
+    for row in entries(figures, "rows"):
+        published, ours, apart = row["published"], row["ours"], row["apart"]
+        assert isinstance(published, list) and isinstance(ours, list) and isinstance(apart, list)
+        pairs = [
+            f"{one:g} / **{other:.1f}**" if steps else f"{one:g} / {other:.1f}"
+            for one, other, steps in zip(published, ours, apart, strict=True)
+        ]
+        rows.append([f"{row['model']} {row['method']}", *pairs])
+    head = ["published / ours, Gbit/s", *(f"{target:.0%}" for target in targets)]
+    return (
+        f"{table(head, rows)}\n{figures['equal']} of {figures['cells']} cells are the same point of the grid; "
+        f"the others (bold) are at most {figures['farthest']} step away.\n"
+    )
+
+
+def failures(figures: Figures) -> str:
+    """What a fleet under faults made of its time, as a table of means."""
+    named = [
+        ("share of node time spent training", "goodput"),
+        ("share of trained tokens merged", "merged_share"),
+        ("rounds committed, of those due", "committed_share"),
+        ("nodes in a round", "participants"),
+        ("a lock-step run's share of time", "lock_step"),
+    ]
+    shown = [
+        [what, number(figures, name, 2) if name == "participants" else percent(figures, name)]
+        for what, name in named
+        if name in figures
+    ]
+    setup = f"{number(figures, 'minutes', 0)} virtual minutes, means over {figures['seeds']} seeds.\n"
+    return f"{table(['', 'mean'], shown)}\n{setup}"
+
+
+def percent(figures: Figures, name: str) -> str:
+    """The share called ``name`` in per cent."""
+    value = figures.get(name)
+    return f"{value:.1%}" if isinstance(value, int | float) else "–"
+
+
+RENDERERS: dict[str, Callable[[Figures], str]] = {
+    "demo": demo,
+    "kernels": kernels,
+    "table-four": table_four,
+    "goodput": failures,
+    "storm": failures,
+}
 
 
 def rendered(name: str) -> str:

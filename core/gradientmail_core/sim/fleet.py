@@ -9,10 +9,12 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TypeAlias
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.mailbox.retrying import RetryPolicy
+from gradientmail_core.protocol.keys import MANIFEST
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.sim.checks import tape
@@ -24,6 +26,8 @@ from gradientmail_core.sim.world import SimulatedNode, ToyModel
 
 PAYLOADS = ("live/deltas/", "blobs/")
 DEADLINE_SECONDS = 30.0
+LOOK_SECONDS = 0.5
+CLOCKS_APART = 1e4
 LINE = Weather(latency=0.03)
 Schedule: TypeAlias = tuple[Fault, ...]
 
@@ -52,8 +56,9 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it. ``rounds`` were committed with participants, of ``due_rounds`` that the run's clock passed.
+    """What came of it in ``seconds``, counted from when the nodes began to train.
 
+    ``rounds`` were committed with participants, of ``due_rounds`` that the run's clock passed by a gap between rounds.
     ``trained_seconds`` and ``stalled_seconds`` add up over the nodes, ``tokens_merged`` over the snapshots.
     """
 
@@ -149,27 +154,40 @@ class Voyage(Stage):
         self._speeds = [self._speed() for _ in range(fleet.nodes)]
         self._all: list[SimulatedNode] = []
         self._traffic: list[Traffic] = []
+        self._seconds = 0.0
 
     async def whole(self) -> Outcome:
         """Launch everybody, let the faults strike, and count at the end of the time."""
         for number in range(self._fleet.nodes):
             self.launch(number)
+        began = await self._all_begun()
         strikes = [asyncio.ensure_future(self.strike(fault)) for fault in self._fleet.faults]
         await asyncio.sleep(self._fleet.seconds)
+        self._seconds = self.loop.time() - began
         for strike in strikes:
             strike.cancel()
         failed = [node for node in self._all if _failed(node)]
-        outcome = self._outcome(await tape(self.shared), len(failed))
+        records = await tape(self.shared) if await self.shared.get(MANIFEST) is not None else []
+        outcome = self._outcome(records, len(failed))
         for node in self.living():
             await node.kill()
         return outcome
+
+    async def _all_begun(self) -> float:
+        """Wait until every node trains; their mean time of beginning."""
+        while any(node.began_at is None and not _failed(node) for node in self._all):
+            await asyncio.sleep(LOOK_SECONDS)
+        return fmean(
+            self.loop.time() if node.began_at is None else node.began_at - number * CLOCKS_APART
+            for number, node in enumerate(self._all)
+        )
 
     def launch(self, number: int) -> None:
         """See :meth:`Stage.launch`."""
         fleet = self._fleet
         self.lives += 1
         seed = fleet.seed * 1_000_003 + self.lives
-        clock = VirtualClock(self.loop, offset=number * 1e4)
+        clock = VirtualClock(self.loop, offset=number * CLOCKS_APART)
         store = SimulatedStore(self.shared, clock, seed, fleet.weather, self._size)
         store.up = number not in self.stores or self.stores[number].up
         self.stores[number] = store
@@ -211,13 +229,13 @@ class Voyage(Stage):
         clock = max((state.global_step for state in trained), default=0)
         return Outcome(
             fleet=fleet,
-            seconds=self.loop.time(),
+            seconds=self._seconds,
             trained_seconds=sum(node.trained_seconds for node in self._all),
             stalled_seconds=sum(node.stall_seconds for node in self._all),
             tokens_trained=sum(state.tokens for state in trained),
             tokens_merged=merged / fleet.settings.fragments,
             rounds=len(full),
-            due_rounds=(clock * fleet.settings.fragments) // fleet.settings.sync_every,
+            due_rounds=max(clock * fleet.settings.fragments // fleet.settings.sync_every - 1, 0),
             participants=sum(len(record.participants) for record in full) / max(len(full), 1),
             failed=failed,
             traffic=traffic,

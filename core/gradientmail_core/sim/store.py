@@ -23,6 +23,8 @@ from gradientmail_core.mailbox.memory import MemoryMailbox
 LATE_SECONDS = 15.0
 SILENT_SECONDS = 10.0
 THROTTLED_SECONDS = 1.0
+LARGE_BYTES = 1 << 16
+UP, DOWN = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class SimulatedStore:
         self.up = True
         self.traffic = Traffic()
         self.cut: Callable[[], None] | None = None
+        self._free_at = [0.0, 0.0]
         self._landing: set[asyncio.Task[None]] = set()
 
     @property
@@ -215,7 +218,7 @@ class SimulatedStore:
 
     async def _request(self, size: int = 0) -> None:
         weather = self.weather
-        await self._clock.sleep(self._random.expovariate(2 / weather.latency) + size / weather.bandwidth)
+        await self._clock.sleep(self._random.expovariate(2 / weather.latency) + self._transfer(size, UP))
         chance = self._random.random()
         if not self.up or chance < weather.request_lost:
             raise MailboxUnavailable("The simulated store did not get the request.")
@@ -226,6 +229,15 @@ class SimulatedStore:
 
     async def _answer(self, size: int = 0) -> None:
         weather = self.weather
-        await self._clock.sleep(self._random.expovariate(2 / weather.latency) + size / weather.bandwidth)
+        await self._clock.sleep(self._random.expovariate(2 / weather.latency) + self._transfer(size, DOWN))
         if not self.up or self._random.random() < weather.answer_lost:
             raise MailboxUnavailable("The simulated store's answer was lost.")
+
+    def _transfer(self, size: int, way: int) -> float:
+        """Seconds until a body has passed. Large ones of one way follow each other; small ones slip in between."""
+        seconds = size / self.weather.bandwidth
+        if size < LARGE_BYTES:
+            return seconds
+        now = self._clock.now()
+        self._free_at[way] = max(self._free_at[way], now) + seconds
+        return self._free_at[way] - now

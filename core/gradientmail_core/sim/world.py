@@ -90,6 +90,7 @@ class SimulatedNode:
     keeps_events: bool = True
     stall_seconds: float = 0.0
     trained_seconds: float = 0.0
+    began_at: float | None = None
     engine: Node | None = None
     learner: Learner | None = None
     task: asyncio.Task[None] | None = None
@@ -151,6 +152,7 @@ class SimulatedNode:
 
     async def _train(self, engine: Node, learner: Learner) -> None:
         noise = np.random.default_rng(self.seed)
+        self.began_at = self.clock.now()
         while learner.state.local_step < self.steps:
             await self._work(self.step_seconds)
             while self.paused:
