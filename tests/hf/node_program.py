@@ -1,7 +1,8 @@
 """A node of two ranks as a program: ``torchrun --nproc-per-node 2 -m tests.hf.node_program '{"node": "a", ...}'``.
 
-``kind`` is ``ddp`` or ``fsdp2``. When training ends, every rank writes the rows it read and its parameters, whole and
-under their names in the bare model, to ``{out}/{node}-{rank}.json``.
+``kind`` is ``ddp`` or ``fsdp2``; the data are ``streamed``, or of a known length. When training ends, every rank
+writes the rows it read and its parameters, whole and under their names in the bare model, to
+``{out}/{node}-{rank}.json``.
 """
 
 import json
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_hf import GradientMailCallback
-from tests.hf.nodes import Reading, arguments, llama, rows
+from tests.hf.nodes import Reading, Stream, arguments, llama, rows
 
 
 def full_values(model: torch.nn.Module) -> dict[str, list[float]]:
@@ -62,8 +63,9 @@ def main() -> None:
     failures: dict[int, BaseException] = {}
     if rank == options.get("fail_rank"):
         failures[2] = ZeroDivisionError("this rank fails")
+    data = Stream() if options.get("streamed") else rows(64)
     made = Reading(
-        model=model, args=args, train_dataset=rows(64), eval_dataset=rows(8), callbacks=[callback], failures=failures
+        model=model, args=args, train_dataset=data, eval_dataset=rows(8), callbacks=[callback], failures=failures
     )
     made.train()
     values = full_values(model)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -46,6 +47,16 @@ def rows(count: int = 32, length: int = LENGTH) -> Any:
         ids[0], ids[1] = number % VOCABULARY, number // VOCABULARY
         texts.append({"input_ids": ids, "labels": ids.clone()})
     return texts
+
+
+class Stream(IterableDataset[Any]):
+    """Rows in order, as many as there are, again from the start each epoch."""
+
+    def __init__(self, count: int = 1000) -> None:
+        self.count = count
+
+    def __iter__(self) -> Any:
+        yield from rows(self.count)
 
 
 def number_of(ids: torch.Tensor) -> list[int]:

@@ -4,12 +4,12 @@ import logging
 from itertools import chain
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 from transformers import TrainerCallback
 
 from gradientmail_core.adapters.torch_loaders import ElasticStream
 from gradientmail_hf.data import Resumed, batches_behind, own_order, resize, why_fixed
-from tests.hf.nodes import LENGTH, RecordingCallback, fit, llama, number_of, rows, trainer
+from tests.hf.nodes import LENGTH, RecordingCallback, Stream, fit, llama, number_of, rows, trainer
 
 
 @pytest.fixture
@@ -46,16 +46,6 @@ def test_texts_grouped_by_length_are_grouped_differently(tmp_path):
     options = {"train_sampling_strategy": "group_by_length"}
     read = [fit(tmp_path, RecordingCallback(node=node), **options).read for node in "ab"]
     assert read[0] != read[1]
-
-
-class Stream(IterableDataset):
-    """Rows in order, as many as there are, again from the start each epoch."""
-
-    def __init__(self, count=1000):
-        self.count = count
-
-    def __iter__(self):
-        yield from rows(self.count)
 
 
 @pytest.mark.parametrize(

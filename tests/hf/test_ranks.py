@@ -47,7 +47,7 @@ def test_ranks_hold_every_commit_and_read_disjoint_rows(tmp_path):
     """Two nodes of two ranks; 24 samples a step are 12 for each node and 6 for each rank, as long as both are there."""
     nodes = [
         start(tmp_path, nodes=2, node="a", kind="ddp", global_batch_size=24, evaluated=True),
-        start(tmp_path, nodes=2, node="b", kind="fsdp2", global_batch_size=24, evaluated=True),
+        start(tmp_path, nodes=2, node="b", kind="fsdp2", global_batch_size=24, evaluated=True, streamed=True),
     ]
     printed = [finished(node) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], "\n".join(printed)
