@@ -68,7 +68,7 @@ def trained(out: Path, mailbox: str, *, refuse: bool = False) -> dict[str, Any]:
     if refuse and rank == 0:
         session.step = lambda samples=1: bool(1 // 0)  # type: ignore[method-assign]
     try:
-        given = {"args": node.args, "iterate_batches": seen, "training_callback": reports}
+        given: dict[str, Any] = {"args": node.args, "iterate_batches": seen, "training_callback": reports}
         train(node.model, node.optimizer, counting(), counting(8), **given, session=session, evaluate="global")
     except Exception as error:
         failed = f"{type(error).__name__}: {error}"
