@@ -187,14 +187,15 @@ class Node:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Take a snapshot from the learner and upload it in the background."""
-        self._uploading += 1
-        self._spawn(self._uploaded(snapshot))
+        needed = not self.fragments[snapshot.fragment].closing  # a closer has its own in memory
+        self._uploading += needed
+        self._spawn(self._uploaded(snapshot, needed))
 
-    async def _uploaded(self, snapshot: Snapshot) -> None:
+    async def _uploaded(self, snapshot: Snapshot, needed: bool) -> None:
         try:
             await self._publish(snapshot)
         finally:
-            self._uploading -= 1
+            self._uploading -= needed
 
     async def _publish(self, snapshot: Snapshot) -> None:
         assert self._run is not None and self._learner is not None
