@@ -191,6 +191,18 @@ class ObjectIgnored:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadSkipped:
+    """Committed parameters could not be read for the lease time-out; this node goes on from the version before."""
+
+    fragment: int
+    round: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the parameters of round {self.round} are lost ({self.reason}): going on from the version before"
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStalled:
     """The store has not answered for ``seconds``; requests are repeated and training goes on."""
 
@@ -278,6 +290,7 @@ Event: TypeAlias = (
     | RoundTakenOver
     | FragmentAligned
     | ObjectIgnored
+    | PayloadSkipped
     | StoreStalled
     | SessionEnded
     | RoundMixed
@@ -292,7 +305,7 @@ def log_event(event: Event) -> None:
     match event:
         case SnapshotRefused(reason=reason) if reason not in POISON_REASONS:
             logger.info("%s", event)
-        case Rejoined() | SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | StoreStalled():
+        case Rejoined() | SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | PayloadSkipped() | StoreStalled():
             logger.warning("%s", event)
         case RunCreated() | RunJoined() | RunResumed() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():
             logger.info("%s", event)

@@ -15,7 +15,7 @@ from gradientmail_core.engine.follower import Follower
 from gradientmail_core.engine.gathering import Gathering
 from gradientmail_core.engine.learner import Commit, is_poison
 from gradientmail_core.engine.loading import Held, parameters
-from gradientmail_core.events import SnapshotRefused
+from gradientmail_core.events import PayloadSkipped, SnapshotRefused
 from gradientmail_core.protocol.exchange import (
     Decided,
     newest_round,
@@ -54,7 +54,7 @@ class Fragment(Follower):
         self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.reported(decided.record.round, [who.node for who in decided.record.participants])
-        self._board.evident([decided.record.node])
+        self._board.closed(decided.record.node)
         merged, refusal = self._own_verdict(decided.record)
         self._settle_feedback(
             {participant.snapshot for participant in decided.record.participants},
@@ -109,7 +109,12 @@ class Fragment(Follower):
         return self._outer[1].arrays
 
     async def _loaded(self, head: Head) -> tuple[Head, Flat]:
-        """The parameters of ``head``, or of a newer commit if its payload is already gone."""
+        """The parameters of ``head``, or of a newer commit if its payload is already gone.
+
+        If nobody commits anything newer for the lease time-out, what this node holds stands for them, so that the
+        next round is closed from the newest version that somebody could read.
+        """
+        give_up_at: float | None = None
         held = Held(self.head.version, self.head.sections, self.theta)
         while True:
             theta = await parameters(self._source, head.version, head.sections, held)
@@ -122,4 +127,10 @@ class Fragment(Follower):
                 head = succeeded(head, newer, self._run.fragments, self._host.clock.now())
                 continue
             self._board.ignored(head.sections[0].key, theta.reason)
+            now = self._host.clock.now()
+            give_up_at = give_up_at or now + self._host.timeouts.lease
+            if now >= give_up_at:
+                round = head.next_round(self._run.fragments) - self._run.fragments
+                self._host.emit(PayloadSkipped(head.fragment, round, theta.reason))
+                return head, self.theta
             await self._host.clock.sleep(min(1.0, self._host.timeouts.period))

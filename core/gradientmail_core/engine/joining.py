@@ -18,7 +18,7 @@ from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.engine.precautions import StoreNature, guarded, probed
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import MailboxError, RunMismatch, SchemaMismatch
-from gradientmail_core.events import ObjectIgnored, RunCreated, RunWaited
+from gradientmail_core.events import ObjectIgnored, PayloadSkipped, RunCreated, RunWaited
 from gradientmail_core.mailbox import ListedMailbox
 from gradientmail_core.mailbox.examination import DOCTOR
 from gradientmail_core.mailbox.probe import PROBES
@@ -49,6 +49,7 @@ from gradientmail_core.tensors.schema import FragmentLayout, Schema, schema_diff
 OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/", PROBES, DOCTOR)
 DIFFERENCES_SHOWN = 12
 CREATION_POLL_SECONDS = 0.2
+OLDER_MOST = 3
 CREATION_POLL_MOST_SECONDS = 2.0
 
 
@@ -312,6 +313,10 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
             return Commit(_joined(head, host), theta, merged=False)
         give_up_at = give_up_at or host.clock.now() + host.timeouts.lease
         if host.clock.now() >= give_up_at:
+            if (older := await _older(source, head)) is not None:
+                round = head.next_round(run.fragments) - run.fragments
+                host.emit(PayloadSkipped(layout.fragment, round, theta.reason))
+                return Commit(_joined(head, host), older, merged=False)
             raise RunMismatch(
                 f"The newest commit of fragment {layout.fragment} at {host.mailbox.url} cannot be read: "
                 f"{head.sections[0].key} is {theta.reason}.",
@@ -320,6 +325,16 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         if newer is not None or head.version == 0:
             host.emit(ObjectIgnored(head.sections[0].key, theta.reason))
         await host.clock.sleep(host.jitter(1.0))
+
+
+async def _older(source: Source, head: Head) -> Flat | None:
+    """The parameters of the newest readable version before ``head``, of those that are kept; None without one."""
+    for version in range(head.version - 1, max(head.version - OLDER_MOST, -1) - 1, -1):
+        sections = await source.sections(version)
+        theta = await parameters(source, version, sections) if sections else Rejected("no record")
+        if not isinstance(theta, Rejected):
+            return theta
+    return None
 
 
 def _joined(head: Head, host: Host) -> Head:

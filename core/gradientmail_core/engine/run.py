@@ -22,6 +22,7 @@ from gradientmail_core.protocol.leases import (
     Roster,
     Timeouts,
     evident,
+    heard,
     is_alive,
     joining,
     live_closers,
@@ -183,6 +184,10 @@ class Board:
     def evident(self, nodes: Iterable[str]) -> None:
         """Anything these nodes published was seen."""
         self.roster = evident(self.roster, nodes, self.host.clock.now())
+
+    def closed(self, node: str) -> None:
+        """``node`` committed a round: it lives, whether or not its trainer gets on."""
+        self.roster = heard(self.roster, [node], self.host.clock.now())
 
     def reported(self, round: int, nodes: Iterable[str]) -> None:
         """Snapshots of these nodes were merged or can be. Each is a sign of life once, when it is first seen.

@@ -9,7 +9,7 @@ listing keeps its last beat and its age, because absence proves nothing. Leaving
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
@@ -81,6 +81,12 @@ def evident(roster: Roster, nodes: Iterable[str], now: float) -> Roster:
     """The roster after anything that ``nodes`` published was seen: a sign of life and of progress."""
     known = ((node, roster.nodes.get(node)) for node in nodes)
     return _with(roster, {node: Presence(found.lease, now, now) for node, found in known if found is not None})
+
+
+def heard(roster: Roster, nodes: Iterable[str], now: float) -> Roster:
+    """The roster after ``nodes`` closed a round: a sign of life, and none that their trainers get on."""
+    known = ((node, roster.nodes.get(node)) for node in nodes)
+    return _with(roster, {node: replace(found, seen=now) for node, found in known if found is not None})
 
 
 def _with(roster: Roster, changed: Mapping[str, Presence]) -> Roster:

@@ -9,6 +9,7 @@ from gradientmail_core.protocol.leases import (
     Roster,
     Timeouts,
     evident,
+    heard,
     is_alive,
     joining,
     live_closers,
@@ -201,3 +202,12 @@ def test_only_differences_of_the_clock_matter(beats: list[LeaseKey], start: floa
 def test_beat_and_listing_stay_under_a_third_of_the_lease(lease: float, period: float) -> None:
     timeouts = Timeouts(lease)
     assert timeouts.period == period and 2 * timeouts.period <= lease / 3
+
+
+def test_closing_rounds_is_a_sign_of_life_and_not_of_training() -> None:
+    lease = LeaseKey("a", 0, "t", 7, "0a" * 8)
+    timeouts = Timeouts(lease=50.0, progress=30.0)
+    roster = observed(Roster(), [lease], 0.0, timeouts)
+    roster = heard(roster, ["a", "stranger"], 40.0)
+    assert live_closers(roster, 80.0, timeouts) == ("a",)
+    assert live_learners(roster, 80.0, timeouts) == ()
