@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format bench bench-kernels bench-step bench-hf simulate soak venv-demo venv-dev pins clean
+.PHONY: help demo test check lint format bench bench-kernels bench-step bench-hf bench-lightning simulate soak venv-demo venv-dev pins clean
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -29,13 +29,16 @@ format: venv-dev  ## Rewrite the sources in the project's format.
 	$(RUN) -m ruff check --fix
 	$(RUN) -m ruff format
 
-bench: bench-kernels bench-step bench-hf  ## All benchmarks.
+bench: bench-kernels bench-step bench-hf bench-lightning  ## All benchmarks.
 
 bench-step: venv-dev  ## What a session adds to an optimizer step: JSON=FILE.
 	$(RUN) benchmarks/session_step.py $(json)
 
 bench-hf: venv-dev  ## What the callback adds to a step of the Hugging Face Trainer: JSON=FILE.
 	$(RUN) benchmarks/hf_overhead.py $(json) $(ARGS)
+
+bench-lightning: venv-dev  ## What the Lightning strategy adds to a training step of 20 ms: JSON=FILE.
+	$(RUN) benchmarks/lightning_overhead.py $(json)
 
 simulate: venv-dev  ## Random runs with every fault, judged: SEEDS=1000 JSON=FILE.
 	$(RUN) -m gradientmail_core.sim --seeds $(or $(SEEDS),1000) $(json) $(ARGS)

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 STATE_KEY = "gradientmail"
 
 
+def _puts_average_in(callback: object, epoch: int) -> bool:
+    """Whether ``callback`` is a ``StochasticWeightAveraging`` about to begin its last epoch."""
+    measures = getattr(callback, "_model_contains_batch_norm", False)
+    return bool(measures) and epoch == getattr(callback, "swa_end", -2) + 1
+
+
 class SessionHooks:
     """Mixed into each namespace's ``Callback``; all it does is tell the strategy."""
 
@@ -34,6 +40,11 @@ class SessionHooks:
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Join: whatever restores a checkpoint has done so, the sanity check is over, training is certain."""
         self._strategy.enter_run(trainer)
+
+    def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Leave the run before an average takes the model's place for an epoch that only measures its BatchNorm."""
+        if any(_puts_average_in(callback, trainer.current_epoch) for callback in trainer.callbacks):  # type: ignore[attr-defined]  # set later
+            self._strategy.leave_run()
 
     def on_train_batch_start(
         self, trainer: "Trainer", pl_module: "LightningModule", batch: object, batch_idx: int

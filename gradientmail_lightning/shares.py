@@ -28,6 +28,10 @@ class BatchShares:
         self._complete = False
         self._saved: list[Mapping[str, object]] = []
 
+    def begin(self) -> None:
+        """A fit begins: loaders that were taken before are not its own."""
+        self._complete = True
+
     def taken(self, loader: object) -> object:
         """``loader``, or a copy of it whose batches follow the share."""
         if self._complete:

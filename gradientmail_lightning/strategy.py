@@ -28,7 +28,7 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Event, RunCreated, RunJoined, RunResumed, RunWaited, SessionEnded, log_event
 from gradientmail_core.session import Session, default_node
-from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
+from gradientmail_core.session.environment import PREFIX, Plain, algorithm_from, algorithm_with, mailbox_from
 from gradientmail_core.tensors.model import Model
 from gradientmail_lightning.evaluating import checked_choice, committed, evaluation
 from gradientmail_lightning.following import follow
@@ -53,7 +53,8 @@ class GradientMailMixin(_Stock):
     """Options of every GradientMail strategy; all others go to the stock strategy.
 
     * ``mailbox``: URL of the run's store (default: the environment's ``GRADIENTMAIL_MAILBOX``).
-    * ``algorithm``: the run's settings, the same on every node (default: DiLoCo's, and the environment's).
+    * ``algorithm``: the run's settings, the same on every node, also as a mapping of plain ones
+      (default: DiLoCo's, and the environment's).
     * ``node``: this node's name in the run (default: host name and random hex).
     * ``min_nodes``: nodes to wait for before training starts.
     * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is
@@ -75,7 +76,7 @@ class GradientMailMixin(_Stock):
     def __init__(
         self,
         mailbox: str | None = None,
-        algorithm: DiLoCo | None = None,
+        algorithm: dict[str, Plain] | DiLoCo | None = None,
         *,
         node: str | None = None,
         min_nodes: int = 1,
@@ -92,7 +93,8 @@ class GradientMailMixin(_Stock):
     ) -> None:
         super().__init__(**stock)  # type: ignore[arg-type]  # each stock strategy has its own
         self.mailbox = str(mailbox) if mailbox else mailbox_from(os.environ)
-        self.algorithm = algorithm or algorithm_from(os.environ)
+        given = algorithm_with(algorithm) if isinstance(algorithm, dict) else algorithm
+        self.algorithm = given or algorithm_from(os.environ)
         self.node = node or os.environ.get(PREFIX + "NODE") or default_node()
         self.min_nodes = min_nodes
         self.lease_timeout = lease_timeout
@@ -125,6 +127,7 @@ class GradientMailMixin(_Stock):
     def connect(self, model: "LightningModule") -> None:
         """Put the hooks first among the trainer's callbacks, once."""
         super().connect(model)
+        self._shares.begin()
         callbacks = model.trainer.callbacks  # type: ignore[attr-defined]  # typed as if it had none
         if not any(isinstance(callback, SessionHooks) for callback in callbacks):
             callbacks.insert(0, self._hooks_class(self))

@@ -1,14 +1,15 @@
 """One node of a run as a program of its own: ``python -m tests.lightning.node_program '{"node": "a", ...}'``.
 
 ``kind`` is ``single``, ``ddp`` or ``fsdp2`` (two ranks each). When training ends, every rank writes its
-parameters to ``{out}/{node}-{rank}.json``, whole and under their names in the bare model.
+parameters to ``{out}/{node}-{rank}.json``, whole and under their names in the bare model, with the size of each batch
+it trained on. A node that evaluates writes what it saw to ``{out}/{node}-{rank}-evaluated.json``.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -39,11 +40,21 @@ def module_for(pl: Any, options: dict[str, Any]) -> Any:
     """The Lightning module, sharded or compiled as asked."""
 
     class Trained(pl.Module):
+        sizes: ClassVar[list[int]] = []
+
+        def on_validation_start(self) -> None:
+            values = full_values(self.net)
+            if not self.trainer.sanity_checking:
+                self.before = values
+                path = Path(options["out"], f"{options['node']}-{self.global_rank}-evaluated.json")
+                path.write_text(json.dumps(values))
+
         def configure_model(self) -> None:
             if options["kind"] == "fsdp2":
                 fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.sizes.append(len(batch[0]))
             if options.get("fail_rank") == self.global_rank and batch_idx == 2:
                 raise ZeroDivisionError("this rank fails")
 
@@ -54,7 +65,7 @@ def module_for(pl: Any, options: dict[str, Any]) -> Any:
 
         def on_fit_end(self) -> None:
             path = Path(options["out"], f"{options['node']}-{self.global_rank}.json")
-            path.write_text(json.dumps(full_values(self.net)))
+            path.write_text(json.dumps({**full_values(self.net), "sizes": self.sizes}))
 
     module = Trained()
     module.net = bare_model()
@@ -77,15 +88,29 @@ def main() -> None:
     }
     kind, stock = kinds[options["kind"]]
     algorithm = DiLoCo(
-        sync_every=4, fragments=2, overlap_steps=0, quorum_size=options["nodes"], follow=False, delta_codec="F32"
+        sync_every=4,
+        fragments=2,
+        overlap_steps=0,
+        quorum_size=options["nodes"],
+        follow=False,
+        delta_codec="F32",
+        global_batch_size=options.get("global_batch_size"),
     )
     strategy = kind(
-        mailbox=options["mailbox"], algorithm=algorithm, node=options["node"], min_nodes=options["nodes"], **stock
+        mailbox=options["mailbox"],
+        algorithm=algorithm,
+        node=options["node"],
+        min_nodes=options["nodes"],
+        evaluate="global",
+        **stock,
     )
     torch.manual_seed(options.get("seed", 1))
     devices = 1 if options["kind"] == "single" else 2
-    trainer = pl.pl.Trainer(strategy=strategy, **{**QUIET, "devices": devices}, max_epochs=-1)
-    trainer.fit(module_for(pl, options), batches(16, shuffle=True))
+    limits = (
+        {"val_check_interval": 10, "limit_val_batches": 1} if options.get("evaluates") else {"limit_val_batches": 0}
+    )
+    trainer = pl.pl.Trainer(strategy=strategy, **{**QUIET, "devices": devices}, **limits, max_epochs=-1)
+    trainer.fit(module_for(pl, options), batches(32, shuffle=True), batches(2))
     print(f"rank {trainer.global_rank} of {options['node']} done", os.getpid())
 
 

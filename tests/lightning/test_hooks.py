@@ -241,6 +241,19 @@ def test_an_average_of_weights_outlives_the_last_commit(pl, average):
     assert 0.5 < module.net.bias.item() < 3.0
 
 
+def test_the_last_epoch_of_an_average_only_measures_batch_norm(pl):
+    """SWA runs one more epoch for the average's statistics, in which Lightning steps once, without gradients."""
+    module = pl.Module()
+    module.net = nn.Sequential(nn.BatchNorm1d(3), module.net)
+    callback = pl.pl.callbacks.StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, device="cpu")
+    strategy = pl.Strategy(commits={LAST: 9.0}, buffers="mean")
+    pl.fit(module, strategy, callbacks=[callback], max_epochs=3)
+    assert strategy.recorded.names == ["join", "step", "close"]
+    assert len(strategy.recorded.samples) == 24
+    assert module.net[1].bias.item() < 3.0
+    assert 0.1 < module.net[0].running_mean.abs().max() < 3.0
+
+
 # No session
 
 

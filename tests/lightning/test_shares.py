@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
+from tests.lightning.nodes import QUIET, batches
+
 ROWS = 48
 
 
@@ -288,3 +290,26 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_in_the_data(pl, node, tm
     pl.fit(module, strategy, loader(), ckpt_path=tmp_path / "half.ckpt")
     assert len(rest) == 7
     assert (rest == whole[5:]) is (node == "a")
+
+
+@pytest.mark.parametrize("search", ["lr", "batch_size"])
+def test_tuners_keep_the_batch_sizes_they_try(pl, search, tmp_path):
+    module, seen = watching(
+        pl,
+        train_dataloader=lambda self: DataLoader(TensorDataset(rows()), self.batch_size),
+        val_dataloader=lambda self: batches(1),
+    )
+    module.lr, module.batch_size = 0.01, 4
+    options = {**QUIET, "default_root_dir": tmp_path, "max_epochs": 1}
+    options.pop("enable_checkpointing")
+    trainer = pl.pl.Trainer(strategy=pl.Strategy(shares={0: 3}), **options)
+    tuner = pl.pl.tuner.Tuner(trainer)
+    if search == "lr":
+        tuner.lr_find(module, num_training=4, update_attr=False)
+        assert set(sizes(seen)) == {4}
+    else:
+        tuner.scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=6)
+        assert sizes(seen) == [4, 12]
+    seen.clear()
+    trainer.fit(module)
+    assert set(sizes(seen)) == {3}

@@ -6,10 +6,14 @@ like set the plain fields of :class:`DiLoCo`. An argument in the program wins ov
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import fields
+from typing import Final, TypeAlias
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
+
+Plain: TypeAlias = int | float | str | bool | None
+"""What a command line can say."""
 
 PREFIX: Final = "GRADIENTMAIL_"
 _FIELDS: Final = (
@@ -37,6 +41,20 @@ def algorithm_from(environment: Mapping[str, str]) -> DiLoCo:
     names = {field: PREFIX + field.upper() for field in _FIELDS}
     chosen = {field: _value(name, environment[name]) for field, name in names.items() if name in environment}
     return DiLoCo(**chosen)  # type: ignore[arg-type]  # numbers, which DiLoCo checks
+
+
+def algorithm_with(settings: Mapping[str, Plain]) -> DiLoCo:
+    """DiLoCo with the plain fields in ``settings``, as a command line or a YAML file gives them.
+
+    Raises :class:`ConfigurationError` for one that it does not have, or that cannot be.
+    """
+    known = {field.name for field in fields(DiLoCo)}
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise ConfigurationError(
+            f"DiLoCo has no setting {', '.join(unknown)}.", f"Use some of {', '.join(sorted(known))}."
+        )
+    return DiLoCo(**settings)  # type: ignore[arg-type]  # plain values, which DiLoCo checks
 
 
 def _value(name: str, text: str) -> object:

@@ -4,7 +4,7 @@ import pytest
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.session.environment import algorithm_from, mailbox_from
+from gradientmail_core.session.environment import algorithm_from, algorithm_with, mailbox_from
 
 
 def test_the_mailbox_is_named_or_asked_for():
@@ -39,3 +39,11 @@ def test_what_is_no_number_is_refused_by_name(text):
 def test_values_that_cannot_work_are_refused():
     with pytest.raises(ConfigurationError, match="sync_every"):
         algorithm_from({"GRADIENTMAIL_SYNC_EVERY": "0"})
+
+
+def test_a_mapping_of_plain_settings():
+    assert algorithm_with({"sync_every": 8, "delta_codec": "F32"}) == DiLoCo(sync_every=8, delta_codec="F32")
+    with pytest.raises(ConfigurationError, match="no setting sync_evry"):
+        algorithm_with({"sync_evry": 8})
+    with pytest.raises(ConfigurationError, match="sync_every"):
+        algorithm_with({"sync_every": 0})
