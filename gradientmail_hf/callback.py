@@ -265,12 +265,12 @@ class GradientMailCallback(TrainerCallback):
         if isinstance(bare, Optimizer):
             adapter.track_optimizer(bare)
             self._watch = bare.register_step_post_hook(self._saw_step)
-        if self._buffers is None:
-            _note_buffers(adapter.unmerged_buffers)
         self._figures = {}
         self._trainer_counted = state.num_input_tokens_seen if self._counts_itself(args) else None
         self._running_name = self.node or (progress.node if progress is not None else default_node())
         self._membership = Membership(adapter, _processes(self._trainer, adapter), self._open_session)
+        if self._buffers is None and self._membership.leads:
+            _note_buffers(adapter.unmerged_buffers)
         termination.end_by_exception()
         self._membership.join(progress.session if progress is not None else None)
         self._arrange_data(args, state, parts["train_dataloader"], progress)

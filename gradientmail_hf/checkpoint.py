@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.protocol.keys import checked_node
+
 logger = logging.getLogger("gradientmail")
 
 FILE: Final = "gradientmail.json"
@@ -58,4 +61,7 @@ def _parsed(path: Path) -> Progress | None:
     node, session, stream = content.get("node"), content.get("session", {}), content.get("stream", {})
     if not isinstance(node, str) or not isinstance(session, dict) or not isinstance(stream, dict):
         return None
-    return Progress(node, session, stream)
+    try:
+        return Progress(checked_node(node), session, stream)
+    except ConfigurationError:
+        return None

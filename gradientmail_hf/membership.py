@@ -39,12 +39,18 @@ class Membership:
         return self._processes.leads
 
     def join(self, saved: Mapping[str, object] | None = None) -> None:
-        """Join the run, going on from ``saved`` where a checkpoint had it. Raises what the session raises."""
+        """Join the run, going on from ``saved`` where a checkpoint had it. Raises what the session raises.
+
+        A state that no session can have written counts as none.
+        """
 
         def work() -> int:
             session = self._held()
-            if saved is not None:
-                session.load_state_dict(saved)
+            if saved:
+                try:
+                    session.load_state_dict(saved)
+                except ConfigurationError as error:
+                    logger.warning("Joining without the checkpoint's state: %s", error)
             session.join()
             return session.batch_size or 0
 

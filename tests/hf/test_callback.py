@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import NodeGone, RunJoined, RunWaited
+from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_hf import GradientMailCallback
 from gradientmail_hf.callback import Announcer
 from tests.hf.nodes import LENGTH, RecordingCallback, fit, llama, rows, trainer
@@ -321,6 +322,16 @@ def test_a_smaller_batch_size_begins_a_new_session(tmp_path):
     fit(tmp_path, callback, auto_find_batch_size=True, failures=failures, max_steps=4)
     assert [session.names[-1] for session in callback.sessions] == ["abort", "abort", "close"]
     assert callback.sessions[-1].samples == [LENGTH * 2] * 4
+
+
+def test_a_smaller_batch_size_joins_the_same_run_again(tmp_path):
+    """With a real session: the lease of the attempt that failed does not stand in the way."""
+    settings = DiLoCo(sync_every=2, fragments=1)
+    callback = GradientMailCallback(MemoryMailbox(), settings, node="a", callbacks=[])
+    made = fit(tmp_path, callback, auto_find_batch_size=True, failures={5: RuntimeError("CUDA out of memory.")})
+    assert made.state.global_step == 8 and len(made.read) == 13
+    assert made.state.log_history[-1]["gradientmail/round"] >= 4
+    assert made.state.log_history[-1]["gradientmail/global_step"] > 8
 
 
 def test_a_training_that_never_ended_is_given_up_when_the_next_begins(tmp_path):

@@ -22,7 +22,16 @@ def test_a_checkpoint_without_the_file_has_no_progress(tmp_path, caplog):
     assert not caplog.records
 
 
-CONTENTS = ["", "[]", "{", '{"node": 3}', '{"node": "a", "session": []}', '{"node": "a", "stream": 1}', "[" * 100_000]
+CONTENTS = [
+    "",
+    '{"node": "no/name"}',
+    "[]",
+    "{",
+    '{"node": 3}',
+    '{"node": "a", "session": []}',
+    '{"node": "a", "stream": 1}',
+    "[" * 100_000,
+]
 
 
 @pytest.mark.parametrize("content", [*CONTENTS, b"\xff\xfe", " " * (1 << 21) + "{}"], ids=range(len(CONTENTS) + 2))

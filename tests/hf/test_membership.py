@@ -59,6 +59,21 @@ def test_saved_state_is_loaded_before_joining():
     assert session.loaded == {"steps": 3}
 
 
+def test_a_state_that_cannot_be_counts_as_none(caplog):
+    membership, (session,) = member()
+
+    def load(state):
+        raise ConfigurationError("It is nonsense.", "Give another.")
+
+    session.load_state_dict = load
+    membership.join({"steps": "many"})
+    assert session.names == ["join"]
+    assert "Joining without the checkpoint's state: It is nonsense." in caplog.text
+    membership, (session,) = member()
+    membership.join({})
+    assert session.loaded is None
+
+
 def test_without_a_session_the_word_of_the_leader_counts():
     membership, sessions = member(Following)
     assert not sessions and not membership.leads
