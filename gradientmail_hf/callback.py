@@ -29,12 +29,12 @@ from gradientmail_core.adapters.seeding import node_seed
 from gradientmail_core.adapters.torch import Buffers, TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
 from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, samples_in
-from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Callback, Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
 from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.session import Session, default_node
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
+from gradientmail_core.session.session import Algorithm
 from gradientmail_core.tensors.model import Model
 from gradientmail_hf import termination
 from gradientmail_hf.attaching import Method, caller_of, place_early, refuse_unusable, wrap
@@ -77,7 +77,7 @@ class GradientMailCallback(TrainerCallback):
     def __init__(
         self,
         mailbox: str | os.PathLike[str] | Mailbox | None = None,
-        algorithm: DiLoCo | None = None,
+        algorithm: Algorithm | None = None,
         *,
         node: str | None = None,
         min_nodes: int = 1,
@@ -95,7 +95,7 @@ class GradientMailCallback(TrainerCallback):
         if max_batch_size is not None and max_batch_size < 1:
             raise ConfigurationError(f"max_batch_size is {max_batch_size}.", "Use 1 or more.")
         self.mailbox = mailbox if mailbox is not None else mailbox_from(os.environ)
-        self.algorithm = algorithm or algorithm_from(os.environ)
+        self.algorithm: Algorithm = algorithm or algorithm_from(os.environ)
         self.node = node or os.environ.get(PREFIX + "NODE")
         self.min_nodes = min_nodes
         self.lease_timeout = lease_timeout
