@@ -5,8 +5,10 @@ over and waited for; a wait that is broken off (Ctrl-C) cancels what it waited f
 """
 
 import asyncio
+import atexit
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -67,3 +69,19 @@ class Loop:
 def _log_failure(future: "Future[Any]") -> None:
     if not future.cancelled() and (failure := future.exception()) is not None:
         logger.warning("Work in the background failed: %s", failure)
+
+
+def at_exit(method: Callable[[], None]) -> None:
+    """Call a bound method when the interpreter ends, if its object is still there, while thread pools still work.
+
+    They end before the functions of ``atexit`` are called, and a mailbox may need them for a last request; the hook
+    that pools use themselves comes early enough. Where Python has it no more, ``atexit`` must do.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (still := reference()) is not None:
+            still()
+
+    register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+    register(call)

@@ -55,7 +55,7 @@ from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.session.aligning import opened
-from gradientmail_core.session.background import Loop
+from gradientmail_core.session.background import Loop, at_exit
 from gradientmail_core.session.figures import figures
 from gradientmail_core.session.gossiping import Bridge, gossip_state, is_gossip_state
 from gradientmail_core.session.recipes import Patterns, Recipes
@@ -160,6 +160,7 @@ class Session(Patterns):
             raise SessionClosed("This session was already used.", "Make a new Session.")
         layouts = self._algorithm.partition.layouts(self._model.schema, self._algorithm.fragments)
         self._loop = Loop()
+        at_exit(self._at_exit)
         try:
             if isinstance(self._algorithm, FactoredGossip):
                 if self._role != "both":
@@ -287,6 +288,11 @@ class Session(Patterns):
             finally:
                 self._loop.stop()
         self._clock.close()
+
+    def _at_exit(self) -> None:
+        """The interpreter ends and nobody closed the session: release the lease, so that no round waits for it."""
+        if not self._ended:
+            self.abort("the interpreter ended before close()")
 
     # -- training ------------------------------------------------------------------------------------------
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +50,20 @@ def test_a_wait_that_is_broken_off_cancels_the_work() -> None:
     interrupter.join()
     assert cancelled.wait(30)
     loop.stop()
+
+
+FORGETFUL = """
+import sys
+import gradientmail_core as gm
+from gradientmail_core.sim.world import ToyModel
+session = gm.Session(ToyModel(), mailbox=sys.argv[1], algorithm=gm.DiLoCo(), node="a", callbacks=[])
+session.join()
+session.step()
+"""
+
+
+def test_a_program_that_forgets_to_close_releases_its_lease_as_it_ends(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", FORGETFUL, str(tmp_path / "run")], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    beats = sorted(path.name.split("-")[1][0] for path in (tmp_path / "run/live/leases/a").iterdir())
+    assert "x" in beats
