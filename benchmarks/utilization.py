@@ -9,8 +9,9 @@ its other figures must follow from the same: that is the first table.
 
 The second table plays the engine itself on virtual time through a store. Every node has a link of that rate in each
 direction, one object at a time in each, and 50 ms to the store; model and links are scaled down by the same factor,
-so times are those of the full size. ``mixed`` is the share of starts that were mixed in time, ``partners`` the mean
-number of others whose gradients went into a step. Payloads are not compressed further.
+so times are those of the full size. ``mixed`` is the share of starts that were mixed in time (of commits with the
+node's own snapshot, for DiLoCo), ``partners`` the mean number of others whose gradients went into a step. Payloads
+are not compressed further.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy as np
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.algorithms.merge import WeightedMean
-from gradientmail_core.events import Event, FragmentAligned, RoundMixed
+from gradientmail_core.events import Event, RoundMixed
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry
 from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.protocol.leases import Timeouts
@@ -45,6 +46,7 @@ TENSORS = 7
 SENSITIVE = ("@blocks:3",)
 LATENCY_SECONDS = 0.05
 LINKS = (200e6, 100e6)
+DILOCO_ROUNDS = 4
 PUBLISHED = {("DiLoCo", 200e6): 53, ("DiLoCo", 100e6): 36, ("GlobalM1", 200e6): 100, ("Sync-DP", 100e6): 1}
 
 
@@ -145,21 +147,24 @@ class Heavy(ToyModel):
 
 
 def variants(rounds: int) -> dict[str, DiLoCo | FactoredGossip]:
-    """What is played: the paper's algorithms over a store, each with wider and with narrower formats."""
-    diloco = DiLoCo(
-        sync_every=STEPS, fragments=NODES, in_flight=NODES, overlap_steps=0, follow=False, quorum_size=NODES,
-        merge=WeightedMean(), delta_codec="BF16", commit_codec="BF16", full_every=rounds, compression=None,
+    """What is played: the paper's algorithms over a store, each with wider and with narrower formats.
+
+    DiLoCo's fragments are due one after the other, so its barrier comes once a fragment; overlapped, it trains on.
+    """
+    overlapped = DiLoCo(
+        sync_every=STEPS, fragments=NODES, in_flight=NODES, follow=False, quorum_size=NODES, merge=WeightedMean(),
+        delta_codec="BF16", commit_codec="BF16", full_every=rounds, compression=None,
     )  # fmt: skip
     wide = FactoredGossip(sync_every=STEPS, fragments=NODES, timeout=600.0)
-    narrow = replace(wide, delta_codec="INT4", mean_codec="INT8")
     pairs = FactoredGossip.global_m1_local_m2(STEPS, fragments=NODES, timeout=600.0, mix2_on=SENSITIVE)
     noloco = FactoredGossip.noloco(STEPS, fragments=NODES, timeout=600.0)
     return {
-        "DiLoCo, BF16": diloco,
-        "DiLoCo, INT4 up and INT8 down": replace(diloco, delta_codec="INT4", commit_codec="INT8"),
+        "DiLoCo with a barrier, BF16": replace(overlapped, overlap_steps=0),
+        "DiLoCo overlapped, BF16": overlapped,
+        "DiLoCo overlapped, INT4 up and INT8 down": replace(overlapped, delta_codec="INT4", commit_codec="INT8"),
         "GlobalM1, BF16": wide,
         "GlobalM1, BF16 starts and INT8 means": replace(wide, mean_codec="INT8"),
-        "GlobalM1, INT4 starts and INT8 means": narrow,
+        "GlobalM1, INT4 starts and INT8 means": replace(wide, delta_codec="INT4", mean_codec="INT8"),
         "GlobalM1LocalM2, BF16": pairs,
         "GlobalM1LocalM2, INT4 and INT8": replace(pairs, delta_codec="INT4", mean_codec="INT8"),
         "NoLoCo, BF16": noloco,
@@ -171,11 +176,13 @@ def played(name: str, settings: DiLoCo | FactoredGossip, link: float, rounds: in
     """One run on virtual time; the first two rounds, in which nothing is to be mixed yet, do not count."""
     step_seconds = ROUND_SECONDS / STEPS
     warm = 2 * STEPS
+    rounds = min(rounds, DILOCO_ROUNDS) if isinstance(settings, DiLoCo) else rounds
 
     async def main(loop: VirtualLoop) -> Row:
         shared = MemoryMailbox("run")
         nodes: list[SimulatedNode | SimulatedGossip] = []
         links: list[Link] = []
+        merged: list[float] = []
         for number in range(NODES):
             clock = VirtualClock(loop)
             links.append(Link(shared, clock, link / 8 / SCALE))
@@ -184,8 +191,10 @@ def played(name: str, settings: DiLoCo | FactoredGossip, link: float, rounds: in
                 f"n{number}", links[-1], settings, clock, number, steps=10**9, step_seconds=step_seconds,  # type: ignore[arg-type]
                 min_nodes=NODES, timeouts=Timeouts(lease=3600.0, progress=36000.0), model=Heavy(),
             )  # fmt: skip
+            if isinstance(node, SimulatedNode):
+                node.on_commit = lambda commit: merged.append(float(commit.merged))
             nodes.append(node.launch())
-        counted = await _counted(loop, nodes, links, warm, rounds * STEPS)
+        counted = await _counted(loop, nodes, links, warm, rounds * STEPS, merged)
         for node in nodes:
             await node.kill()
         return Row(name, link / 1e6, *counted)
@@ -194,11 +203,17 @@ def played(name: str, settings: DiLoCo | FactoredGossip, link: float, rounds: in
 
 
 async def _counted(
-    loop: VirtualLoop, nodes: list[SimulatedNode | SimulatedGossip], links: list[Link], first: int, last: int
+    loop: VirtualLoop,
+    nodes: list[SimulatedNode | SimulatedGossip],
+    links: list[Link],
+    first: int,
+    last: int,
+    merged: list[float],
 ) -> tuple[float, int | None, float | None, float | None, float, float]:
     """Utilization and traffic of all nodes between two steps of the run, from the second round on."""
     while min(_steps(node) for node in nodes) < first:
         await asyncio.sleep(1.0)
+    merged.clear()
     started, before = loop.time(), [_steps(node) for node in nodes]
     up, down = sum(link.bytes_up for link in links), sum(link.bytes_down for link in links)
     while min(_steps(node) for node in nodes) < last:
@@ -210,17 +225,16 @@ async def _counted(
     cycles = trained / STEPS / NODES
     traffic = [SCALE * (now - then) / NODES / cycles / 1e9 for now, then in (
         (sum(link.bytes_up for link in links), up), (sum(link.bytes_down for link in links), down))]  # fmt: skip
-    return utilization, None, _mixed(events), _partners(events), traffic[0], traffic[1]
+    return utilization, None, _mixed(events, merged), _partners(events), traffic[0], traffic[1]
 
 
 def _steps(node: SimulatedNode | SimulatedGossip) -> int:
     return node.learner.state.local_step if node.learner is not None else 0
 
 
-def _mixed(events: list[Event]) -> float | None:
-    """The share of starts that were mixed in time, or of snapshots that were merged."""
+def _mixed(events: list[Event], merged: list[float]) -> float | None:
+    """The share of starts that were mixed in time, or of commits that hold the node's snapshot."""
     moved = [event.mixed / NODES for event in events if isinstance(event, RoundMixed)]
-    merged = [float(event.merged) for event in events if isinstance(event, FragmentAligned)]
     return float(np.mean(moved or merged)) if moved or merged else None
 
 

@@ -3,8 +3,18 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from benchmarks.quality.trial import Trial
+
+class Described(Protocol):
+    """A trial, whose settings are a row's name."""
+
+    def fields(self) -> dict[str, object]:
+        """The settings as JSON."""
+        ...
+
+
+T = TypeVar("T", bound=Described)
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -33,7 +43,7 @@ def append(path: Path, row: Row) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def missing(trials: Iterable[Trial], rows: Iterable[Row]) -> list[Trial]:
+def missing(trials: Iterable[T], rows: Iterable[Row]) -> list[T]:
     """The trials without a row of exactly their settings."""
     done = {json.dumps(row["trial"], sort_keys=True) for row in rows}
     return [trial for trial in trials if json.dumps(trial.fields(), sort_keys=True) not in done]

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -133,8 +133,18 @@ class Node:
 
     def step(self) -> None:
         """One optimizer step."""
+        self.step_on([self.batch()])
+
+    def batch(self) -> torch.Tensor:
+        """The node's next batch of windows (batch, context + 1)."""
+        return next(self._batches)
+
+    def step_on(self, batches: Sequence[torch.Tensor]) -> None:
+        """One optimizer step on the mean gradient of these batches."""
         self._optimizer.zero_grad()
-        next_byte_loss(self.module, next(self._batches)).backward()  # type: ignore[no-untyped-call]
+        for batch in batches:
+            loss = next_byte_loss(self.module, batch) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self._optimizer.step()
         self._schedule.step()
