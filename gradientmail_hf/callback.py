@@ -32,9 +32,8 @@ from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, sampl
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Callback, Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
 from gradientmail_core.mailbox import Mailbox
-from gradientmail_core.session import Session, default_node
+from gradientmail_core.session import Algorithm, Session, default_node
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
-from gradientmail_core.session.session import Algorithm
 from gradientmail_core.tensors.model import Model
 from gradientmail_hf import termination
 from gradientmail_hf.attaching import Method, caller_of, place_early, refuse_unusable, wrap

@@ -24,10 +24,9 @@ from gradientmail_core.adapters.seeding import node_seed
 from gradientmail_core.adapters.torch import Buffers, TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
 from gradientmail_core.adapters.torch_loaders import in_own_order, samples_in
-from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Event, RunCreated, RunJoined, RunResumed, RunWaited, SessionEnded, log_event
-from gradientmail_core.session import Session, default_node
+from gradientmail_core.session import Algorithm, Session, default_node
 from gradientmail_core.session.environment import PREFIX, Plain, algorithm_from, algorithm_with, mailbox_from
 from gradientmail_core.tensors.model import Model
 from gradientmail_lightning.evaluating import checked_choice, committed, evaluation
@@ -76,7 +75,7 @@ class GradientMailMixin(_Stock):
     def __init__(
         self,
         mailbox: str | None = None,
-        algorithm: dict[str, Plain] | DiLoCo | None = None,
+        algorithm: dict[str, Plain] | Algorithm | None = None,
         *,
         node: str | None = None,
         min_nodes: int = 1,

@@ -16,7 +16,6 @@ from mlx_lm.tuner import trainer as stock
 from mlx_lm.tuner.callbacks import TrainingCallback
 
 from gradientmail_core.adapters.mlx import MlxModel
-from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import (
     Event,
@@ -29,7 +28,7 @@ from gradientmail_core.events import (
     log_event,
 )
 from gradientmail_core.mailbox import Mailbox
-from gradientmail_core.session import Session
+from gradientmail_core.session import Algorithm, Session
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
 from gradientmail_mlx.batches import IterateBatches, Tokens, tokens_in
 from gradientmail_mlx.callback import Evaluated, NodeCallback, Reading
@@ -48,7 +47,7 @@ def train(
     *,
     session: Session | None = None,
     mailbox: str | os.PathLike[str] | Mailbox | None = None,
-    algorithm: DiLoCo | None = None,
+    algorithm: Algorithm | None = None,
     node: str | None = None,
     min_nodes: int = 1,
     lease_timeout: float = 120.0,
