@@ -13,7 +13,7 @@ end is never applied by mlx-lm, and not counted here.
 
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import mlx.core as mx
 from mlx.optimizers import Optimizer
@@ -42,6 +42,12 @@ class Reading:
     max_batch_size: int | None = None
     own_order: bool = True
     evaluate: Evaluated = "local"
+
+    def __post_init__(self) -> None:
+        if self.evaluate not in get_args(Evaluated):
+            raise ConfigurationError(f"evaluate is {self.evaluate!r}.", "Use 'local' or 'global'.")
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise ConfigurationError(f"max_batch_size is {self.max_batch_size}.", "Use 1 or more.")
 
 
 class NodeCallback(TrainingCallback):
@@ -103,7 +109,7 @@ class NodeCallback(TrainingCallback):
         source: Iterator[Batch] = iter([])
         rows = number = 0
         while True:
-            wanted = self._rows(len(dataset), batch_size) if self._at_start(number) else rows
+            wanted = self._rows(dataset, batch_size) if self._at_start(number) else rows
             if wanted != rows:
                 rows = wanted
                 source = iter(self._asked(dataset, rows, length, loop=True, group=group))
@@ -135,10 +141,11 @@ class NodeCallback(TrainingCallback):
         """Whether a window of accumulated gradients starts: only there the size may change."""
         return iteration % self._args.grad_accumulation_steps == 0
 
-    def _rows(self, examples: int, batch_size: int) -> int:
+    def _rows(self, dataset: Sized, batch_size: int) -> int:
         if self._node.share is None:
             return batch_size
-        most = min(examples, self._reading.max_batch_size or examples)
+        bounds = [self._reading.max_batch_size, len(dataset) if hasattr(dataset, "__len__") else None]
+        most = min((bound for bound in bounds if bound is not None), default=self._node.share)
         return rows_for(self._node.share, self._args.grad_accumulation_steps, self._node.ranks.size, most)
 
     def _finish(self, iteration: int) -> None:

@@ -75,6 +75,7 @@ def train(
         raise ConfigurationError(
             "A session was given, and settings for another.", "Give session=, or mailbox= and others."
         )
+    reading = Reading(iterate_batches, tokens, max_batch_size, own_order, evaluate)
     adapter = MlxModel(model) if session is None else adapter_of(session, model)
     adapter.track_optimizer(optimizer)
     if session is None:
@@ -90,9 +91,7 @@ def train(
         )
     taking_part = Node(session, adapter, patient=True)
     _note_buffers(adapter, taking_part)
-    callback = NodeCallback(
-        taking_part, args, Reading(iterate_batches, tokens, max_batch_size, own_order, evaluate), training_callback
-    )
+    callback = NodeCallback(taking_part, args, reading, training_callback)
     try:
         taking_part.join()
         stock.train(

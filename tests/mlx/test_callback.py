@@ -220,6 +220,29 @@ def test_a_share_is_capped_by_the_data_and_by_the_user(tmp_path):
         assert seen.rows == [rows]
 
 
+def test_data_without_a_length_are_no_trouble(tmp_path):
+    class Stream:
+        """Data that only their own ``iterate_batches`` knows how to read."""
+
+    def endless(*, batch_size, **rest):
+        while True:
+            yield mx.ones((batch_size, 5), dtype=mx.int32), mx.array([(1, 5)] * batch_size)
+
+    for share, rows in ((None, 4), (6, 6)):
+        node = Node(tmp_path, 2)
+        node.session.shares = {0: share} if share else {}
+        train(node.model, node.optimizer, Stream(), args=node.args, session=node.session, iterate_batches=endless)
+        assert node.session.samples == [5 * rows] * 2
+
+
+@pytest.mark.parametrize(("option", "value"), [("evaluate", "both"), ("max_batch_size", 0)])
+def test_settings_that_cannot_be_are_refused_before_the_run_is_joined(tmp_path, option, value):
+    node = Node(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"{option} is {value!r}"):
+        fit(node, **{option: value})
+    assert node.session.names == []
+
+
 def test_without_a_share_batches_stay_as_they_are(tmp_path):
     seen = Seen(stock.iterate_batches)
     fit(Node(tmp_path), iterate_batches=seen, max_batch_size=2)
