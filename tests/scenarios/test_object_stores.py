@@ -106,9 +106,9 @@ def nothing_was_lost(trained: list[Trained], url: str) -> None:
     assert forked == [] and [node.steps for node in trained] == [STEPS] * 2
     assert len(records) >= 2 * STEPS // SETTINGS.sync_every
     for fragment, due in ((0, STEPS - SETTINGS.sync_every // 2), (1, STEPS)):
-        for node in "ab":
+        for node in "ab":  # a late round may take the steps after the last due one along
             parts = [part for record in records if record.round % 2 == fragment for part in record.participants]
-            assert sum(part.steps for part in parts if part.node == node) == due, (fragment, node)
+            assert due <= sum(part.steps for part in parts if part.node == node) <= STEPS, (fragment, node)
 
 
 @pytest.fixture(scope="module")
