@@ -16,7 +16,7 @@ import pytest
 
 from gradientmail_core import DiLoCo, Session, open_mailbox
 from gradientmail_core.errors import MailboxUnsupported
-from gradientmail_core.events import Event, StoreStalled
+from gradientmail_core.events import Event, SnapshotRefused, StoreStalled
 from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.sim.checks import forks, tape
@@ -100,15 +100,22 @@ def judged(url: str) -> tuple[list[RoundRecord], list[int]]:
     return asyncio.run(work())
 
 
-def nothing_was_lost(trained: list[Trained], url: str) -> None:
-    """Every due round is there, and every step of both nodes is in one, as it would be on a quiet directory."""
+def nothing_was_lost(trained: list[Trained], url: str, after_last: int = 0) -> None:
+    """Every due round is there, no snapshot was refused, and every step of both nodes was merged.
+
+    A node that has waited long reports early for the others' sake, and its reports stay early; so when training ends,
+    ``after_last`` steps may have come after its last one, for a round that this run no longer has.
+    """
     records, forked = judged(url)
     assert forked == [] and [node.steps for node in trained] == [STEPS] * 2
     assert len(records) >= 2 * STEPS // SETTINGS.sync_every
+    assert not [refusal for record in records for refusal in record.refusals]
+    assert not [event for node in trained for event in node.events if isinstance(event, SnapshotRefused)]
     for fragment, due in ((0, STEPS - SETTINGS.sync_every // 2), (1, STEPS)):
-        for node in "ab":  # a late round may take the steps after the last due one along
+        for node in "ab":
             parts = [part for record in records if record.round % 2 == fragment for part in record.participants]
-            assert due <= sum(part.steps for part in parts if part.node == node) <= STEPS, (fragment, node)
+            merged = sum(part.steps for part in parts if part.node == node)
+            assert due - after_last <= merged <= STEPS, (fragment, node)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +142,7 @@ def test_an_object_store_comes_to_the_same_as_a_directory(
     same_result(trained, on_a_directory)
 
 
-def test_a_server_killed_and_restarted_costs_no_round_and_no_steps(on_a_directory: list[Trained]) -> None:
+def test_a_server_killed_and_restarted_costs_no_round_and_no_steps() -> None:
     with restartable_seaweedfs() as restartable:
         url = restartable.server.url("restarted", "obstore")
         fleet = Fleet(url)
@@ -144,8 +151,7 @@ def test_a_server_killed_and_restarted_costs_no_round_and_no_steps(on_a_director
         time.sleep(2.0)
         restartable.start()
         trained = fleet.results()
-        nothing_was_lost(trained, url)
-        same_result(trained, on_a_directory)
+        nothing_was_lost(trained, url, SETTINGS.sync_every // 2)
 
 
 @contextmanager
@@ -157,9 +163,7 @@ def storm(server: S3Server, prefix: str) -> Iterator[tuple[Proxy, str]]:
 
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.slow)])
 @pytest.mark.timeout(240)
-def test_a_storm_of_503_costs_no_round_and_no_steps(
-    seaweedfs_server: S3Server, on_a_directory: list[Trained], seconds: float
-) -> None:
+def test_a_storm_of_503_costs_no_round_and_no_steps(seaweedfs_server: S3Server, seconds: float) -> None:
     with storm(seaweedfs_server, f"storm-{seconds:.0f}") as (proxy, url):
         fleet = Fleet(url)
         fleet.wait_for(STEPS // 3)
@@ -167,16 +171,12 @@ def test_a_storm_of_503_costs_no_round_and_no_steps(
         time.sleep(seconds)
         proxy.weather = Weather()
         trained = fleet.results()
-        nothing_was_lost(trained, url)
-        if seconds < 10.0:  # over a longer one nodes report once more, without new steps, for those who wait
-            same_result(trained, on_a_directory)
+        nothing_was_lost(trained, url, SETTINGS.sync_every // 2)
         stalls = [event for node in trained for event in node.events if isinstance(event, StoreStalled)]
         assert seconds < 30.0 or stalls, "a long storm is told"
 
 
-def test_a_slow_line_that_resets_and_falls_silent_costs_no_round_and_no_steps(
-    seaweedfs_server: S3Server, on_a_directory: list[Trained]
-) -> None:
+def test_a_slow_line_that_resets_and_falls_silent_costs_no_round_and_no_steps(seaweedfs_server: S3Server) -> None:
     with storm(seaweedfs_server, "line") as (proxy, url):
         proxy.weather = Weather(latency=0.005, bandwidth=5e6, refuse=0.05, cut=0.02, cut_answer=0.02)
         fleet = Fleet(url)
@@ -185,8 +185,7 @@ def test_a_slow_line_that_resets_and_falls_silent_costs_no_round_and_no_steps(
         time.sleep(2.0)
         proxy.weather = Weather(latency=0.005)
         trained = fleet.results()
-        nothing_was_lost(trained, url)
-        same_result(trained, on_a_directory)
+        nothing_was_lost(trained, url, SETTINGS.sync_every // 2)
 
 
 def test_a_gateway_that_drops_the_condition_is_caught_by_the_run(moto_server: S3Server) -> None:
