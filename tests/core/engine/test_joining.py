@@ -52,6 +52,25 @@ class Stuck:
         return await self._place.mailbox.create(key, body)
 
 
+class Forgetful:
+    """A mailbox that does not find one key the first ``times`` it is there."""
+
+    def __init__(self, place: Place, key: str, times: int) -> None:
+        self._place = place
+        self._key = key
+        self._times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._place.mailbox, name)
+
+    async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
+        body = await self._place.mailbox.get(key, limit=limit)
+        if key == self._key and body is not None and self._times:
+            self._times -= 1
+            return None
+        return body
+
+
 async def beating(host: Host) -> None:
     """A joiner's lease, kept up."""
     for beat in range(1000):
@@ -211,6 +230,14 @@ def test_a_restarted_creator_does_not_wait_for_its_former_self() -> None:
         await place.mailbox.create(creation_key(0), Claim("5a", "a", "dead", "0f").encoded())
         assert (await create(place.host("a"))).manifest.node == "a"
         assert place.loop.time() == 0.0
+
+    virtually(main)
+
+
+def test_a_manifest_that_is_not_found_for_once_stops_no_creator() -> None:
+    async def main(place: Place) -> None:
+        found = await create(place.host("a", Forgetful(place, MANIFEST, times=2)))
+        check_one_run(place, [found])
 
     virtually(main)
 

@@ -63,6 +63,19 @@ def test_a_new_snapshot_of_an_open_round_is_a_sign_of_life_once() -> None:
     on_board(main)
 
 
+def test_a_snapshot_that_is_merged_long_after_it_was_seen_is_no_second_sign_of_life() -> None:
+    async def main(place: Place, board: Board) -> None:
+        board.listed([lease("b"), DeltaKey(4, "b")])
+        await board.host.clock.sleep(TIMEOUTS.lease - 1)
+        board.reported(4, ["b"])
+        await board.host.clock.sleep(2)
+        assert board.live_learners() == ()
+        board.reported(6, ["b"])
+        assert board.live_learners() == ("b",)
+
+    on_board(main)
+
+
 def test_a_snapshot_left_over_from_a_closed_round_is_no_sign_of_life() -> None:
     async def main(place: Place, board: Board) -> None:
         board.listed([lease("b")])
