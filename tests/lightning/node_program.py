@@ -2,7 +2,7 @@
 
 ``kind`` is ``single``, ``ddp`` or ``fsdp2`` (two ranks each). When training ends, every rank writes its
 parameters to ``{out}/{node}-{rank}.json``, whole and under their names in the bare model, with the size of each batch
-it trained on. A node that evaluates writes what it saw to ``{out}/{node}-{rank}-evaluated.json``.
+it trained on. A node that evaluates writes what it first saw to ``{out}/{node}-{rank}-evaluated.json``.
 """
 
 import json
@@ -44,9 +44,8 @@ def module_for(pl: Any, options: dict[str, Any]) -> Any:
 
         def on_validation_start(self) -> None:
             values = full_values(self.net)
-            if not self.trainer.sanity_checking:
-                self.before = values
-                path = Path(options["out"], f"{options['node']}-{self.global_rank}-evaluated.json")
+            path = Path(options["out"], f"{options['node']}-{self.global_rank}-evaluated.json")
+            if not self.trainer.sanity_checking and not path.exists():
                 path.write_text(json.dumps(values))
 
         def configure_model(self) -> None:
