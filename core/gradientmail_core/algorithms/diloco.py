@@ -110,7 +110,7 @@ class DiLoCo:
     momentum_dtype: Dtype = "F32"
     residual_dtype: ResidualDtype | None = "F32"
     compression: Compression | None = "auto"
-    merge_memory: int = 2**31
+    merge_memory: int = 2**29
     tokens_per_step_max: int = 2**24
     global_batch_size: int | None = None
     delta_dtype: InitVar[str | None] = None

@@ -1,0 +1,56 @@
+"""Closing one round in gradientmail 0.0.2, from outside: ``python gradientmail_002.py FOLDER``, in its environment.
+
+Written from what ``help()`` says of ``DiLoCoAggregator``, ``FragmentState``, ``Contribution`` and ``TensorBytes``; its
+sources were not read. The folder holds ``theta.bin`` and ``delta0.bin`` … ``delta7.bin``, fp32 of 1024 columns in
+little-endian. Prints seconds and bytes as JSON and writes ``peer.bin``, the parameters after the round.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from gradientmail import DiLoCo, Rda, Schema, TensorBytes
+from gradientmail.adapters import default_backend
+from gradientmail.algorithms import Contribution, FragmentState
+from gradientmail.algorithms.diloco import DiLoCoAggregator
+from gradientmail.serialization import ParameterSpec
+
+from benchmarks.peers.watch import Watch, private_bytes
+
+SIDE = 1024
+BYTES = 4 * SIDE * SIDE
+
+
+def tensors(path: Path) -> dict[str, TensorBytes]:
+    """A file as named tensors of 1024 x 1024."""
+    with path.open("rb") as file:
+        return {
+            f"w{index:03d}": TensorBytes("F32", (SIDE, SIDE), file.read(BYTES))
+            for index in range(path.stat().st_size // BYTES)
+        }
+
+
+def main(folder: Path) -> None:
+    """Read, close the round, say what it took."""
+    before = private_bytes()
+    theta = tensors(folder / "theta.bin")
+    names = sorted(theta)
+    schema = Schema(tuple(ParameterSpec(name, "F32", (SIDE, SIDE)) for name in names))
+    config = DiLoCo(sync_every=100, fragments=1, in_flight=1, merge=Rda(), outer_lr=0.7, outer_momentum=0.9)
+    with Watch() as watch:
+        contributions = [
+            Contribution(f"node{index}", 100, 100, 800, 0.1, False, tensors(folder / f"delta{index}.bin"))
+            for index in range(8)
+        ]
+        aggregator = DiLoCoAggregator(config, schema, names, default_backend())
+        inputs, started = private_bytes(), time.perf_counter()
+        result = aggregator.close_round(FragmentState(0, theta, {}), contributions)
+        seconds = time.perf_counter() - started
+    (folder / "peer.bin").write_bytes(b"".join(bytes(result.state.theta[name].data) for name in names))
+    figures = {"seconds": seconds, "peak_bytes": watch.most - before, "extra_bytes": watch.most - inputs}
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
