@@ -121,12 +121,39 @@ def percent(figures: Figures, name: str) -> str:
     return f"{value:.1%}" if isinstance(value, int | float) else "–"
 
 
+def peers(figures: Figures) -> str:
+    """One round closed by this library and by its predecessor, and how many times less this one takes."""
+    named = {"peer": "gradientmail 0.0.2", "ours": "this library", "ours_in_memory": "this library, all in memory"}
+    rows = [
+        [
+            title,
+            number(inner(figures, name), "seconds", 2),
+            gib(inner(figures, name), "peak_bytes"),
+            gib(inner(figures, name), "extra_bytes"),
+        ]
+        for name, title in named.items()
+    ]
+    ratios = inner(figures, "ours_ratios")
+    return (
+        table(["", "seconds", "peak, GiB", "of it beyond the inputs, GiB"], rows)
+        + f"\n{number(ratios, 'seconds', 1)} times faster with {number(ratios, 'peak_bytes', 1)} times less memory; "
+        f"{number(figures, 'mi', 0)} Mi parameters, two cores at a load of {number(figures, 'load', 1)}.\n"
+    )
+
+
+def gib(figures: Figures, name: str) -> str:
+    """A number of bytes in GiB."""
+    value = figures.get(name)
+    return f"{value / 2**30:.2f}" if isinstance(value, int | float) else "–"
+
+
 RENDERERS: dict[str, Callable[[Figures], str]] = {
     "demo": demo,
     "kernels": kernels,
     "table-four": table_four,
     "goodput": failures,
     "storm": failures,
+    "peers": peers,
 }
 
 
