@@ -1,5 +1,6 @@
 """Low-communication training over a mailbox, for any framework (``import gradientmail_core as gm``)."""
 
+from gradientmail_core.algorithms.alignment import Adaptive, Blend, Carry, Eager, Overwrite
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip, Strengthen
 from gradientmail_core.algorithms.merge import Median, Rda, TrimmedMean, WeightedMean
@@ -27,11 +28,15 @@ from gradientmail_core.session import Session, align
 __all__ = [
     "SGD",
     "Adam",
+    "Adaptive",
     "All",
+    "Blend",
     "ByBytes",
+    "Carry",
     "ConfigurationError",
     "DiLoCo",
     "DirectoryMailbox",
+    "Eager",
     "Event",
     "FactoredGossip",
     "GradientMailError",
@@ -45,6 +50,7 @@ __all__ = [
     "MeteredMailbox",
     "Nesterov",
     "Nothing",
+    "Overwrite",
     "Pair",
     "Peers",
     "RankLost",
