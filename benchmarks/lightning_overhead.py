@@ -3,9 +3,9 @@
     python benchmarks/lightning_overhead.py [--json FILE]
 
 Trains one model of 4 million parameters in short fits by turns, with the stock strategy and as the only node of a run
-in a directory, which merges a fragment each 10 steps. A pair is one fit of each kind; the order within a pair changes,
-so that a machine that warms up or is shared favours neither. Prints the median over the pairs of the ratio of their
-mean step times, and the same for the process's CPU time, which other programs on the machine disturb less.
+in a directory, with the default settings: a fragment is merged each 25 steps. A pair is one fit of each kind; the order
+within a pair changes, so that a machine that warms up or is shared favours neither. Prints the median over the pairs
+of the ratio of their mean step times, and the same for the process's CPU time, which other programs disturb less.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gradientmail_lightning import DiLoCo, GradientMailStrategy
 
-PAIRS, STEPS, WARM_UP = 8, 60, 10
+PAIRS, STEPS, WARM_UP = 6, 110, 10
 WIDTH, LAYERS, BATCH = 1024, 4, 64
 
 
@@ -95,7 +95,7 @@ def timed(strategy: Strategy, data: TensorDataset) -> StepTime:
 def measured(folder: str) -> dict[str, float]:
     """Medians over the pairs."""
     data = TensorDataset(torch.rand(STEPS * BATCH, WIDTH))
-    algorithm = DiLoCo(sync_every=40, fragments=4)
+    algorithm = DiLoCo()
     stock: list[StepTime] = []
     ours: list[StepTime] = []
     for pair in range(PAIRS):
