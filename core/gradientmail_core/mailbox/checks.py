@@ -209,7 +209,7 @@ async def rules(patient: Patient) -> Finding:
         seen = "The store does not tell its versioning and lifecycle rules."
         return Finding(RULES, "unknown", seen, "See that nothing expires and that old versions are deleted.")
     if said.uploads_expire is False:
-        advice = "Consider a rule that aborts unfinished multipart uploads after a day; gradientmail gc does it too."
+        advice = "Consider a rule that aborts unfinished multipart uploads after a day."
         return Finding(RULES, "good", "No versioning, and no rule removes objects.", advice)
     return Finding(RULES, "good", "No rule of the store works against a run.")
 

@@ -167,7 +167,9 @@ async def _cleaned(patient: Patient) -> Finding | None:
         return None
     except (MailboxError, TimeOver):
         observation = f"Objects may be left below {patient.prefix}/."
-        return Finding("cleaning up", "caution", observation, "Delete them, or run gradientmail gc.")
+        return Finding(
+            "cleaning up", "caution", observation, "Delete them; a run under the same prefix passes them over."
+        )
 
 
 def advice(examination: Examination) -> str:
