@@ -1,11 +1,12 @@
 """Every figure the documents quote, recomputed from the committed logs in ``docs/results/``.
 
 A document marks a place with ``<!-- figures: NAME -->`` … ``<!-- end -->``; this script fills it from
-``docs/results/NAME.json``, the file that ``make demo JSON=…`` or ``make bench-kernels JSON=…`` wrote. Without
-that file the place says so. A test fails while a document differs from what this script would write.
+``docs/results/NAME.json``, the file that ``make demo JSON=…`` or ``make bench-kernels JSON=…`` wrote, or for a
+quality study from its rows in ``benchmarks/quality/logs/``. Without that file the place says so. A test fails
+while a document differs from what this script would write.
 
-    python docs/quote.py            rewrite the documents
-    python docs/quote.py --check    exit 1 if one is out of date
+    python -m docs.quote            rewrite the documents
+    python -m docs.quote --check    exit 1 if one is out of date
 """
 
 import json
@@ -19,6 +20,7 @@ Figures: TypeAlias = Mapping[str, object]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
+STUDY_LOGS = ROOT / "benchmarks" / "quality" / "logs"
 PLACE = re.compile(r"(?P<open><!-- figures: (?P<name>[a-z-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 NOT_MEASURED = "*Not measured yet.*\n"
 
@@ -157,8 +159,22 @@ RENDERERS: dict[str, Callable[[Figures], str]] = {
 }
 
 
+def codecs(rows: Sequence[Figures]) -> str:
+    """Held-out loss of each delta codec, with and without error feedback."""
+    from benchmarks.quality.tables import codec_table  # brings torch, which the other figures do without
+
+    return codec_table(rows) + "\n"
+
+
+STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {"codecs": codecs}
+
+
 def rendered(name: str) -> str:
     """What stands between the marks of ``name``."""
+    if name in STUDIES:
+        log = STUDY_LOGS / f"{name}.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        return STUDIES[name]([json.loads(line) for line in lines]) if lines else NOT_MEASURED
     log = RESULTS / f"{name}.json"
     return RENDERERS[name](json.loads(log.read_text(encoding="utf-8"))) if log.exists() else NOT_MEASURED
 

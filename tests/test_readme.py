@@ -19,7 +19,7 @@ PAGES = [str(path.relative_to(ROOT)) for path in quote.documents()]
 @pytest.mark.parametrize("page", PAGES)
 def test_figures_are_those_of_the_logs(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert text == quote.filled(text), "run: python docs/quote.py"
+    assert text == quote.filled(text), "run: python -m docs.quote"
 
 
 @pytest.mark.parametrize("page", PAGES)
