@@ -15,7 +15,7 @@ demo: venv-demo  ## Train together from a directory, with a kill and a late join
 	$(RUN) -m gradientmail_core.cli.main demo $(json) $(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
 
 test: lint  ## Everything a change must pass: lint, types, layers, size rules, tests. ARGS='-k name'.
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: lint  ## The same without the tests that run the library.
 	$(RUN) -m pytest -q tests/test_layers.py tests/test_tidy.py tests/test_readme.py
@@ -47,7 +47,7 @@ bench-kernels: venv-dev  ## Arithmetic beside one memory copy: JSON=FILE.
 	$(RUN) benchmarks/kernels.py $(json) $(ARGS)
 
 soak: venv-dev  ## The slow tests, ten times over.
-	for round in {1..10}; do echo "soak round $$round of 10"; $(RUN) -m pytest -q -m slow $(ARGS); done
+	for round in {1..10}; do echo "soak round $$round of 10"; $(RUN) -m pytest -q -m 'slow or soak' $(ARGS); done
 
 venv-demo:
 	@$(PYTHON) scripts/environment.py demo

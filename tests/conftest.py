@@ -3,6 +3,7 @@
 Object stores: one server of each kind for the whole session, started when a test first asks.
 """
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -32,3 +33,12 @@ def azure_server() -> Iterator[AzureServer]:
         pytest.skip("Azurite is not installed: install Node.js with npm and run make again, or set AZURITE_BLOB")
     with azurite() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """A trainer that a test interrupts may leave its handlers behind, and the next test is not to meet them."""
+    held = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in held.items():
+        signal.signal(number, handler)

@@ -161,7 +161,7 @@ def storm(server: S3Server, prefix: str) -> Iterator[tuple[Proxy, str]]:
         yield proxy, S3Server(proxy.url, server.bucket).url(prefix, "obstore")
 
 
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.soak)])
 @pytest.mark.timeout(240)
 def test_a_storm_of_503_costs_no_round_and_no_steps(seaweedfs_server: S3Server, seconds: float) -> None:
     with storm(seaweedfs_server, f"storm-{seconds:.0f}") as (proxy, url):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 
@@ -32,10 +33,10 @@ def test_a_lock_step_run_stops_with_any_of_its_nodes() -> None:
 
 
 def test_a_storm_stops_no_round_and_leaves_out_few() -> None:
-    outcome = run(storm_fleet(minutes=4, seed=0, nodes=12, per_hour=47.0))
-    assert outcome.failed == 0
-    assert outcome.rounds >= 0.95 * outcome.due_rounds
-    assert outcome.participants >= 11
+    outcomes = [run(storm_fleet(minutes=4, seed=seed, nodes=12, per_hour=47.0)) for seed in range(4)]
+    assert not any(outcome.failed for outcome in outcomes)
+    assert all(outcome.rounds >= 0.95 * outcome.due_rounds for outcome in outcomes)
+    assert fmean(outcome.participants for outcome in outcomes) >= 11
 
 
 def test_failures_come_at_the_rate_asked_for_and_never_while_a_node_is_down() -> None:
