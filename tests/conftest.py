@@ -14,6 +14,9 @@ from tests.core.mailbox.servers import AzureServer, S3Server, azurite, azurite_p
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
+# A shell that starts a job in the background lets it ignore Ctrl-C, and tests send it to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session")
 def seaweedfs_server() -> Iterator[S3Server]:

@@ -477,6 +477,7 @@ def test_the_progress_bar_shows_the_run(tmp_path, capsys):
 def test_waiting_is_told_in_one_line(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", False)
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", False)  # it is True where CI is set
     announce = Announcer()
     with caplog.at_level(logging.WARNING):
         announce(RunJoined(run="0123456789", node="a", step=3, rounds=2, live=("b",)))
