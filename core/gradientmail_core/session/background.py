@@ -10,7 +10,9 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -30,13 +32,23 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[object, None, T]) -> T:
-        """The coroutine's result; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The coroutine's result; Ctrl-C cancels it, however early it comes."""
+        outcome: Future[T] = Future()
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(self._begin, work, outcome)
+            return outcome.result()
         except BaseException:
-            future.cancel()
+            outcome.cancel()
             raise
+
+    def _begin(self, work: Coroutine[object, None, T], outcome: "Future[T]") -> None:
+        task = self._loop.create_task(work)
+        task.add_done_callback(partial(_settle, outcome))
+        outcome.add_done_callback(partial(self._cancel_with, task))
+
+    def _cancel_with(self, task: "asyncio.Task[T]", outcome: "Future[T]") -> None:
+        if outcome.cancelled():
+            self._loop.call_soon_threadsafe(task.cancel)
 
     def spawn(self, work: Coroutine[object, None, T]) -> "Future[T]":
         """Run a coroutine without waiting for it; what it raises is logged."""
@@ -64,6 +76,17 @@ class Loop:
         self._thread.join(JOIN_THREAD_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _settle(outcome: "Future[T]", task: "asyncio.Task[T]") -> None:
+    """Hand over how the task ended, unless nobody waits for it any more."""
+    with suppress(InvalidStateError):
+        if task.cancelled():
+            outcome.cancel()
+        elif (failure := task.exception()) is not None:
+            outcome.set_exception(failure)
+        else:
+            outcome.set_result(task.result())
 
 
 def _log_failure(future: "Future[Any]") -> None:
