@@ -14,18 +14,18 @@ NAMESPACE = "pytorch_lightning"
 
 
 # To a type checker the mixins stand on ``lightning.pytorch``; at run time they stand on nothing.
-class Hooks(SessionHooks, Callback):  # type: ignore[misc]
+class Hooks(SessionHooks, Callback):  # type: ignore[misc]  # the base is untyped
     """The strategy's ear in the trainer."""
 
 
-class GradientMailStrategy(SingleMixin, SingleDeviceStrategy):  # type: ignore[misc]
+class GradientMailStrategy(SingleMixin, SingleDeviceStrategy):  # type: ignore[misc]  # the base is untyped
     """A node of one process on one device. See :class:`gradientmail_lightning.strategy.GradientMailMixin`."""
 
     strategy_name = "gradientmail"
     _hooks_class, _namespace = Hooks, NAMESPACE
 
 
-class GradientMailDDPStrategy(RanksMixin, DDPStrategy):  # type: ignore[misc]
+class GradientMailDDPStrategy(RanksMixin, DDPStrategy):  # type: ignore[misc]  # the base is untyped
     """A node of several processes that hold the whole model each (data parallel)."""
 
     strategy_name = "gradientmail_ddp"

@@ -34,7 +34,7 @@ def work(study: str, limit: int | None) -> None:
         started = time.perf_counter()
         row = run(trial)
         append(path_of(study), row)
-        last = list(dict(row["losses"]).items())[-1]  # type: ignore[call-overload]
+        last = list(dict(row["losses"]).items())[-1]  # type: ignore[call-overload]  # a row is plain JSON
         print(
             f"{number}/{len(left)} {trial.variant} feedback={trial.feedback} nodes={trial.nodes} "
             f"H={trial.sync_every} seed={trial.seed}: {last[1]} at {last[0]}, {time.perf_counter() - started:.0f} s",

@@ -144,7 +144,7 @@ class Node:
         self._optimizer.zero_grad()
         for batch in batches:
             loss = next_byte_loss(self.module, batch) / len(batches)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self._optimizer.step()
         self._schedule.step()

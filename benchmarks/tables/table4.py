@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     figures = computed()
-    for row in figures["rows"]:  # type: ignore[attr-defined]
+    for row in figures["rows"]:  # type: ignore[attr-defined]  # a log is plain JSON
         print(f"{row['model']:>5} {row['method']:<10} published {row['published']} ours {row['ours']}")
     print(f"{figures['equal']} of {figures['cells']} cells equal, the farthest {figures['farthest']} grid step(s) away")
     if options.json is not None:

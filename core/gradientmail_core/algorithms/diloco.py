@@ -311,7 +311,7 @@ class DiLoCo:
         """The preset's ``values``, replaced by what was ``given`` under any of its names."""
         replaced = {_ALIASED.get(name, name) for name in given}
         made = {name: value for name, value in values.items() if name not in replaced} | dict(given)
-        return cls(**made)  # type: ignore[arg-type]
+        return cls(**made)  # type: ignore[arg-type]  # checked where it is made
 
     # -- the manifest --------------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ def diloco_from(shared: Mapping[str, object]) -> DiLoCo:
     parsers = {"outer": outer_from, "merge": merge_from, "partition": partition_from}
     try:
         made = {name: parsers[name](value) if name in parsers else value for name, value in given.items()}  # type: ignore[arg-type]
-        return DiLoCo(**made)  # type: ignore[arg-type]
+        return DiLoCo(**made)  # type: ignore[arg-type]  # checked where it is made
     except (TypeError, ValueError, AttributeError) as problem:
         raise ConfigurationError(f"The run's settings do not fit: {problem}", "Start a new run.") from problem
 
@@ -370,7 +370,7 @@ def _shown(settings: Mapping[str, object], name: str) -> str:
 def _with(outer: Outer, name: str, value: float) -> Outer:
     """The outer optimizer with one of its settings changed."""
     _check(hasattr(outer, name), f"{type(outer).__name__} has no {name}", f"Give outer= an optimizer that has {name}.")
-    return replace(outer, **{name: value})  # type: ignore[type-var]
+    return replace(outer, **{name: value})  # type: ignore[type-var]  # every outer optimizer is a dataclass
 
 
 def _check(holds: bool, cause: str, remedy: str) -> None:

@@ -214,7 +214,7 @@ class FactoredGossip:
 
 
 def _changed(settings: "FactoredGossip", changes: Mapping[str, object]) -> "FactoredGossip":
-    return replace(settings, **changes)  # type: ignore[arg-type]
+    return replace(settings, **changes)  # type: ignore[arg-type]  # checked where it is made
 
 
 def gossip_from(settings: Mapping[str, object]) -> FactoredGossip:
@@ -223,7 +223,7 @@ def gossip_from(settings: Mapping[str, object]) -> FactoredGossip:
         raise ConfigurationError(f"{settings.get('name')!r} is not {NAME}.", "Read a gossip run's manifest.")
     fields = {name: value for name, value in settings.items() if name != "name"}
     try:
-        return FactoredGossip(**_read(fields))  # type: ignore[arg-type]
+        return FactoredGossip(**_read(fields))  # type: ignore[arg-type]  # checked where it is made
     except (TypeError, ValueError, OverflowError) as problem:
         raise ConfigurationError(f"The settings of {NAME} do not fit: {problem}") from problem
 

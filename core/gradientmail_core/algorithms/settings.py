@@ -39,7 +39,7 @@ class Named:
 
     def settings(self) -> Settings:
         """The class name and every field, as plain JSON."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
         return {"name": type(self).__name__} | {field.name: _plain(getattr(self, field.name)) for field in fields}
 
 

@@ -252,7 +252,7 @@ def _refusal(fields: Fields) -> Refusal:
         node=fields.text("node", longest=64),
         incarnation=fields.text("incarnation", longest=64),
         snapshot=fields.text("snapshot", longest=64),
-        reason=reason,  # type: ignore[arg-type]
+        reason=reason,  # type: ignore[arg-type]  # checked against the known reasons above
     )
 
 
@@ -310,7 +310,7 @@ def parse_manifest(body: bytes) -> Manifest | Rejected:
             schema=tuple(_tensor(item) for item in fields.items("schema", 10**6)),
             plan=tuple(_pieces(item) for item in fields.items("plan", 1000)),
             algorithm=fields.mapping("algorithm"),
-            store=store,  # type: ignore[arg-type]
+            store=store,  # type: ignore[arg-type]  # checked against the known classes above
             closers=tuple(_closer(item) for item in fields.items("closers", 1000)),
             frozen=fields.optional_text("frozen", SHA256),
             theta=_sections(fields, "theta", 1000),

@@ -569,7 +569,7 @@ async def _started(
 def _whole(samples: object) -> int:
     """``samples`` as a plain count, whatever kind of integer it is (numpy's, a tensor of one element)."""
     try:
-        count = operator.index(samples)  # type: ignore[arg-type]
+        count = operator.index(samples)  # type: ignore[arg-type]  # what is no whole number raises
     except TypeError:
         raise ConfigurationError(f"step({samples!r}) is no number of samples.", "Give a whole number.") from None
     if count < 0:
@@ -579,7 +579,7 @@ def _whole(samples: object) -> int:
 
 def _length(batch: object) -> int:
     try:
-        return len(batch)  # type: ignore[arg-type]
+        return len(batch)  # type: ignore[arg-type]  # what has no length raises
     except TypeError:
         return 1
 

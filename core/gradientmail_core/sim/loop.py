@@ -69,11 +69,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         due, timers = self._due, self._timers
-        while not self._stopping:  # type: ignore[attr-defined]
+        while not self._stopping:  # type: ignore[attr-defined]  # asyncio's own, not in its stubs
             while due:
                 callback, args = due.popleft()
                 callback(*args)
-                if self._stopping:  # type: ignore[attr-defined]
+                if self._stopping:  # type: ignore[attr-defined]  # asyncio's own, not in its stubs
                     return
             if not timers:
                 raise Deadlock("nothing is scheduled and nothing is ready")

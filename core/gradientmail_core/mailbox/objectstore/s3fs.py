@@ -180,7 +180,7 @@ class S3fsTransport:
             raise
 
 
-class _Renewed(AioCredentials):  # type: ignore[misc]
+class _Renewed(AioCredentials):  # type: ignore[misc]  # the base is untyped
     """The source's credentials, looked up for every request that is signed."""
 
     def __init__(self, source: CredentialSource) -> None:
