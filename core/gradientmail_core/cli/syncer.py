@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from gradientmail_core.mailbox import open_mailbox
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
-from gradientmail_core.session.session import default_node
+from gradientmail_core.session.arguments import default_node
 from gradientmail_core.session.syncing import serve
 
 LEASE_SECONDS = Timeouts().lease

@@ -15,19 +15,16 @@ newest commit. An exception in the loop aborts: the lease is released and nothin
 """
 
 import logging
-import operator
 import os
 import random
-import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -38,7 +35,7 @@ from gradientmail_core.clock import SystemClock
 from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.gossip import GossipNode
 from gradientmail_core.engine.gossip_learner import GossipLearner
-from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot, merged_tokens
+from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.resuming import Saved, kept, parse_saved, resumed, saved_json
 from gradientmail_core.engine.roles import checked_role
@@ -49,17 +46,18 @@ from gradientmail_core.errors import (
     SessionClosed,
     SessionFailed,
 )
-from gradientmail_core.events import Callback, Event, FragmentAligned, RunResumed, RunWaited, emitter, log_event
+from gradientmail_core.events import Callback, Event, RunResumed, RunWaited, emitter, log_event
 from gradientmail_core.mailbox import Mailbox, MeteredMailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.keys import checked_node
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.session.aligning import opened
+from gradientmail_core.session.arguments import check_numbers, default_node, length_of, whole_number
 from gradientmail_core.session.background import Loop, at_exit
-from gradientmail_core.session.figures import figures
 from gradientmail_core.session.gossiping import Bridge, gossip_state, is_gossip_state
-from gradientmail_core.session.recipes import Patterns, Recipes
-from gradientmail_core.tensors.model import Flat, Model, set_aside
+from gradientmail_core.session.readings import Algorithm, Readings
+from gradientmail_core.session.recipes import Recipes
+from gradientmail_core.tensors.model import Flat, set_aside
 from gradientmail_core.tensors.schema import FragmentLayout
 
 T = TypeVar("T")
@@ -70,10 +68,7 @@ WAIT_SLICE_SECONDS = 0.5
 WAIT_REPORT_SECONDS = 10.0
 
 
-Algorithm: TypeAlias = DiLoCo | FactoredGossip
-
-
-class Session(Patterns):
+class Session(Readings):
     """A node of a run, used from the training thread.
 
     ``model`` is a torch or MLX module, or anything that satisfies :class:`gradientmail_core.tensors.model.Model`.
@@ -101,12 +96,10 @@ class Session(Patterns):
         ranks: int | None = None,
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
-        _check_numbers(min_nodes, lease_timeout, progress_timeout)
+        check_numbers(min_nodes, lease_timeout, progress_timeout)
         if not isinstance(algorithm, DiLoCo | FactoredGossip):
             raise ConfigurationError(f"{algorithm!r} is no algorithm.", "Give DiLoCo(sync_every=..., fragments=...).")
-        self._model: Model = resolve(model)
-        self._algorithm = algorithm
-        self._meter = MeteredMailbox(opened(mailbox))
+        super().__init__(resolve(model), algorithm, MeteredMailbox(opened(mailbox)), ranks)
         self._min_nodes = min_nodes
         self._syncer = checked_node(syncer) if syncer is not None else None
         self._close_timeout = lease_timeout + 30.0 if close_timeout is None else close_timeout
@@ -124,18 +117,10 @@ class Session(Patterns):
             emit=emit,
         )
         self._loop: Loop | None = None
-        self._engine: Node | GossipNode | None = None
-        self._learner: Learner | GossipLearner | None = None
         self._news = threading.Event()
-        self._ended = False
-        self._stall_seconds = 0.0
-        self._last_aligned: FragmentAligned | None = None
-        self._merged_rounds = 0
         self._saved: Saved | None = None
-        super().__init__(ranks)
         self._role = checked_role(role)
         self._pauses = 0
-        self._waiting = False
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -304,7 +289,7 @@ class Session(Patterns):
         """
         learner = self._learner
         if samples.__class__ is not int or samples < 0:
-            samples = _whole(samples)
+            samples = whole_number(samples)
         if learner is None or self._ended:
             raise SessionClosed("step() outside a joined session.", "Use it between join() and close().")
         if self._pauses:
@@ -332,7 +317,7 @@ class Session(Patterns):
                 return self.run(step, data)
         for batch in data:
             samples = step(batch)
-            self.step(_length(batch) if samples is None else samples)
+            self.step(length_of(batch) if samples is None else samples)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -448,85 +433,7 @@ class Session(Patterns):
         self._loop.call(partial(self._engine.publish, snapshot))
 
     def _applied(self, commit: Commit) -> None:
-        record = commit.head.record
-        aligned = FragmentAligned(
-            fragment=commit.head.fragment,
-            round=record.round if record is not None else 0,
-            step=commit.head.step,
-            participants=len(record.participants) if record is not None else 0,
-            tokens=merged_tokens(record),
-            merged=commit.merged,
-            cosine=record.cosine if record is not None else None,
-        )
-        self._last_aligned = aligned
-        self._merged_rounds += commit.merged
-        self._host.emit(aligned)
-
-    # -- what a user reads ---------------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Model:
-        """The model as the run sees it: the adapter made for it, or what was given."""
-        return self._model
-
-    @property
-    def joined(self) -> bool:
-        """Whether the session was joined and has not ended."""
-        return self._learner is not None and not self._ended
-
-    @property
-    def ended(self) -> bool:
-        """Whether the session was left, in order or not."""
-        return self._ended
-
-    @property
-    def global_step(self) -> int:
-        """The run's clock as this node knows it, in optimizer steps."""
-        return self._learner.state.global_step if self._learner is not None else 0
-
-    @property
-    def run_tokens(self) -> int:
-        """Tokens (or samples) of all nodes that were merged so far, averaged over the fragments."""
-        return self._engine.merged_tokens if self._engine is not None else 0
-
-    @property
-    def waiting(self) -> bool:
-        """True while join, step or close wait for the store or for other nodes.
-
-        A signal handler may raise then to end the wait: nothing is half written, and leaving by an exception aborts.
-        """
-        return self._waiting
-
-    @property
-    def rounds_seen(self) -> int:
-        """Commits of the run, all fragments together."""
-        return self._engine.rounds_seen if self._engine is not None else 0
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """For each fragment, the version the model was last aligned with."""
-        return self._learner.versions if self._learner is not None else ()
-
-    @property
-    def batch_size(self) -> int | None:
-        """This node's share of ``global_batch_size``, rounded up; None if none was set."""
-        whole = self._algorithm.global_batch_size
-        if whole is None:
-            return None
-        return -(-whole // (self._engine.live_learners if self._engine is not None else 1))
-
-    def metrics(self) -> dict[str, float]:
-        """Figures for a progress bar or a logger, by name."""
-        return figures(
-            usage=self._meter.usage,
-            live=self._engine.live_learners if self._engine is not None else 0,
-            rounds=self.rounds_seen,
-            tokens=self.run_tokens,
-            step=self.global_step,
-            stalled=self._stall_seconds,
-            merged=self._merged_rounds,
-            aligned=self._last_aligned,
-        )
+        self._host.emit(self._noted(commit))
 
     # -- faults --------------------------------------------------------------------------------------------
 
@@ -564,34 +471,3 @@ async def _started(
     engine: Node, learner: Learner, commits: Sequence[Commit], failed: Callable[[BaseException], None]
 ) -> None:
     engine.start(learner, commits, failed)
-
-
-def _whole(samples: object) -> int:
-    """``samples`` as a plain count, whatever kind of integer it is (numpy's, a tensor of one element)."""
-    try:
-        count = operator.index(samples)  # type: ignore[arg-type]  # what is no whole number raises
-    except TypeError:
-        raise ConfigurationError(f"step({samples!r}) is no number of samples.", "Give a whole number.") from None
-    if count < 0:
-        raise ConfigurationError(f"step({count}) claims a negative number of samples.", "Count from 0.")
-    return count
-
-
-def _length(batch: object) -> int:
-    try:
-        return len(batch)  # type: ignore[arg-type]  # what has no length raises
-    except TypeError:
-        return 1
-
-
-def default_node() -> str:
-    """A name for this process: the host's, shortened to what a key allows, and six random hex digits."""
-    host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:40] or "node"
-    return f"{host}-{secrets.token_hex(3)}"
-
-
-def _check_numbers(min_nodes: int, lease_timeout: float, progress_timeout: float) -> None:
-    if min_nodes < 1:
-        raise ConfigurationError(f"min_nodes is {min_nodes}.", "Use 1 or more.")
-    if lease_timeout <= 0 or progress_timeout <= 0:
-        raise ConfigurationError("A timeout is not positive.", "Use seconds above 0, such as lease_timeout=120.")

@@ -17,7 +17,6 @@ import torch
 import gradientmail_core as gm
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.events import SessionEnded
-from gradientmail_core.session import default_node
 from gradientmail_core.sim.world import ToyModel
 
 BARRIER = gm.DiLoCo(
@@ -126,12 +125,6 @@ def test_a_session_says_where_it_is_in_its_life() -> None:
     assert lives == [(False, False), (True, False), (False, True)]
 
 
-def test_batch_share_divides_the_global_batch() -> None:
-    settings = gm.DiLoCo(global_batch_size=65)
-    with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=settings) as session:
-        assert session.batch_size == 65
-
-
 def run_at(mailbox: gm.Mailbox, algorithm: gm.DiLoCo | None = None, module: torch.nn.Module | None = None) -> None:
     session = gm.Session(module or network(), mailbox=mailbox, algorithm=algorithm or gm.DiLoCo(), callbacks=[])
     with session:
@@ -207,20 +200,6 @@ def test_a_session_is_used_once() -> None:
         session.step()
     with pytest.raises(gm.SessionClosed):
         session.join()
-
-
-def test_default_names_fit_a_key() -> None:
-    names = {default_node() for _ in range(5)}
-    assert len(names) == 5
-
-
-def test_metrics_are_plain_numbers() -> None:
-    with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=1, fragments=1)) as session:
-        for _ in range(3):
-            session.step()
-        figures = session.metrics()
-    assert all(np.isfinite(value) for value in figures.values())
-    assert figures["bytes_up"] > 0
 
 
 def test_a_node_that_sends_poison_is_rolled_back_and_leaves() -> None:
