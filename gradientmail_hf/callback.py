@@ -59,6 +59,8 @@ class GradientMailCallback(TrainerCallback):
     * ``algorithm``: the run's settings, the same on every node (default: DiLoCo's, and the environment's).
     * ``node``: this node's name in the run (default: a resumed checkpoint's, else host name and random hex).
     * ``min_nodes``: nodes to wait for before training starts.
+    * ``syncer``: the same on every node, names the one that creates the run and closes all its rounds, for stores
+      without a conditional create (default: the environment's ``GRADIENTMAIL_SYNCER``, else none).
     * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is silent, or
       alive without taking steps.
     * ``tokens``: samples or tokens in a batch, as ``training_step`` gets it.
@@ -80,6 +82,7 @@ class GradientMailCallback(TrainerCallback):
         *,
         node: str | None = None,
         min_nodes: int = 1,
+        syncer: str | None = None,
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
         tokens: Tokens | None = None,
@@ -97,6 +100,7 @@ class GradientMailCallback(TrainerCallback):
         self.algorithm: Algorithm = algorithm or algorithm_from(os.environ)
         self.node = node or os.environ.get(PREFIX + "NODE")
         self.min_nodes = min_nodes
+        self.syncer = syncer or os.environ.get(PREFIX + "SYNCER")
         self.lease_timeout = lease_timeout
         self.progress_timeout = progress_timeout
         self._tokens = tokens
@@ -365,6 +369,7 @@ class GradientMailCallback(TrainerCallback):
             algorithm=self.algorithm,
             node=self._running_name,
             min_nodes=self.min_nodes,
+            syncer=self.syncer,
             lease_timeout=self.lease_timeout,
             progress_timeout=self.progress_timeout,
             callbacks=(*self._callbacks, Announcer()),

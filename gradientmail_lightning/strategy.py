@@ -56,6 +56,8 @@ class GradientMailMixin(_Stock):
       (default: DiLoCo's, and the environment's).
     * ``node``: this node's name in the run (default: host name and random hex).
     * ``min_nodes``: nodes to wait for before training starts.
+    * ``syncer``: the same on every node, names the one that creates the run and closes all its rounds, for stores
+      without a conditional create (default: the environment's ``GRADIENTMAIL_SYNCER``, else none).
     * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is
       silent, or alive without taking steps.
     * ``tokens``: samples or tokens in a batch (default: ``input_ids``, else the batch's length).
@@ -79,6 +81,7 @@ class GradientMailMixin(_Stock):
         *,
         node: str | None = None,
         min_nodes: int = 1,
+        syncer: str | None = None,
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
         tokens: Tokens | None = None,
@@ -96,6 +99,7 @@ class GradientMailMixin(_Stock):
         self.algorithm = given or algorithm_from(os.environ)
         self.node = node or os.environ.get(PREFIX + "NODE") or default_node()
         self.min_nodes = min_nodes
+        self.syncer = syncer or os.environ.get(PREFIX + "SYNCER")
         self.lease_timeout = lease_timeout
         self.progress_timeout = progress_timeout
         self._tokens = tokens or samples_in
@@ -338,6 +342,7 @@ class GradientMailMixin(_Stock):
             algorithm=self.algorithm,
             node=self.node,
             min_nodes=self.min_nodes,
+            syncer=self.syncer,
             lease_timeout=self.lease_timeout,
             progress_timeout=self.progress_timeout,
             callbacks=(log_event, self._announce),

@@ -25,6 +25,7 @@ FAILED, INTERRUPTED = 1, 130
 _OPTIONS: Final[Mapping[str, str]] = {
     "mailbox": "URL of the run's store: file:///shared/run, s3://bucket/run",
     "node": "this node's name in the run (default: host name and random hex)",
+    "syncer": "the node that closes all rounds, for stores without a conditional create; the same on every node",
     "sync-every": "optimizer steps between two merges of the same fragment",
     "fragments": "parts of the model merged in turn",
     "overlap-steps": "steps to train on while a snapshot is merged; null for no limit",
@@ -81,6 +82,7 @@ def _train(options: argparse.Namespace, theirs: Sequence[str]) -> object:
         mailbox=mailbox_from(environment),
         algorithm=algorithm_from(environment),
         node=environment.get(PREFIX + "NODE"),
+        syncer=environment.get(PREFIX + "SYNCER"),
         min_nodes=options.min_nodes,
         max_batch_size=options.max_batch_size,
     )

@@ -50,6 +50,7 @@ def train(
     algorithm: Algorithm | None = None,
     node: str | None = None,
     min_nodes: int = 1,
+    syncer: str | None = None,
     lease_timeout: float = 120.0,
     progress_timeout: float = 300.0,
     tokens: Tokens = tokens_in,
@@ -60,8 +61,9 @@ def train(
     """``mlx_lm.tuner.trainer.train`` with others through a mailbox: its arguments, and then ours.
 
     * ``session``: a session of ``model``, joined or not; it is closed at the end. Or instead:
-    * ``mailbox``, ``algorithm``, ``node``, ``min_nodes``, ``lease_timeout``, ``progress_timeout``: as in
-      :class:`gradientmail_core.Session`; the first three default to the environment (``GRADIENTMAIL_MAILBOX`` …).
+    * ``mailbox``, ``algorithm``, ``node``, ``min_nodes``, ``syncer``, ``lease_timeout``, ``progress_timeout``: as in
+      :class:`gradientmail_core.Session`; ``mailbox``, ``algorithm``, ``node`` and ``syncer`` default to the environment
+      (``GRADIENTMAIL_MAILBOX`` …).
     * ``tokens``: how much a batch counts, in the unit all nodes use (default: its tokens without padding).
     * ``max_batch_size``: the most rows of an iteration, whatever the node's share of ``global_batch_size`` is.
     * ``own_order``: read the data in another order than every other node.
@@ -85,6 +87,7 @@ def train(
             algorithm=algorithm_from(os.environ) if algorithm is None else algorithm,
             node=node or os.environ.get(PREFIX + "NODE"),
             min_nodes=min_nodes,
+            syncer=syncer or os.environ.get(PREFIX + "SYNCER"),
             lease_timeout=lease_timeout,
             progress_timeout=progress_timeout,
             callbacks=(log_event, announce),

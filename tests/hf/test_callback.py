@@ -42,6 +42,17 @@ def test_options_come_from_the_program_then_from_the_environment(monkeypatch):
     assert (chosen.mailbox, chosen.node, chosen.algorithm) == ("file:///here", "paris", DiLoCo())
 
 
+@pytest.mark.parametrize("told", ["argument", "environment"])
+def test_one_named_node_can_close_all_rounds(told, tmp_path, monkeypatch):
+    """As a store without a conditional create needs it: the run says so, and that node creates it."""
+    monkeypatch.setenv("GRADIENTMAIL_SYNCER", "a" if told == "environment" else "b")
+    options = {"syncer": "a"} if told == "argument" else {}
+    settings = DiLoCo(sync_every=4, fragments=1)
+    fit(tmp_path, GradientMailCallback((tmp_path / "run").as_uri(), settings, node="a", callbacks=[], **options))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_bytes())
+    assert (manifest["store"], manifest["closers"]) == ("none", ["a"])
+
+
 def test_options_that_cannot_work_are_refused():
     with pytest.raises(ConfigurationError, match="evaluate is 'both'"):
         GradientMailCallback("memory://", evaluate="both")

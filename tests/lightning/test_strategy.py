@@ -1,5 +1,6 @@
 """What the strategy is told, what it says, and what it leaves in checkpoints and logs."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -27,6 +28,18 @@ def test_options_come_from_the_program_then_from_the_environment(pl, monkeypatch
     assert (told.mailbox, told.node, told.algorithm) == ("file:///there", "berlin", DiLoCo(sync_every=7, fragments=1))
     chosen = kind(mailbox="file:///here", algorithm=DiLoCo(), node="paris")
     assert (chosen.mailbox, chosen.node, chosen.algorithm) == ("file:///here", "paris", DiLoCo())
+
+
+@pytest.mark.parametrize("told", ["argument", "environment"])
+def test_one_named_node_can_close_all_rounds(lightning, told, tmp_path, monkeypatch):
+    """As a store without a conditional create needs it: the run says so, and that node creates it."""
+    monkeypatch.setenv("GRADIENTMAIL_SYNCER", "a" if told == "environment" else "b")
+    options = {"syncer": "a"} if told == "argument" else {}
+    algorithm = DiLoCo(sync_every=4, fragments=1)
+    strategy = lightning.gm.GradientMailStrategy((tmp_path / "run").as_uri(), algorithm, node="a", **options)
+    lightning.fit(lightning.Module(), strategy)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_bytes())
+    assert (manifest["store"], manifest["closers"]) == ("none", ["a"])
 
 
 def test_strategies_can_be_chosen_by_name(pl, monkeypatch):

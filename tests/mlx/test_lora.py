@@ -68,6 +68,7 @@ def test_help_names_both_kinds_of_options(capsys):
     assert lora.main(["--help"]) == 0
     said = capsys.readouterr().out
     assert "--mailbox" in said
+    assert "--syncer" in said
     assert "--fine-tune-type" in said
 
 

@@ -65,6 +65,17 @@ def test_settings_come_from_the_environment(tmp_path, monkeypatch):
     assert list((tmp_path / "run").rglob("*berlin*"))
 
 
+@pytest.mark.parametrize("told", ["argument", "environment"])
+def test_one_named_node_can_close_all_rounds(told, tmp_path, monkeypatch):
+    """As a store without a conditional create needs it: the run says so, and that node creates it."""
+    monkeypatch.setenv("GRADIENTMAIL_SYNCER", "a" if told == "environment" else "b")
+    options = {"syncer": "a"} if told == "argument" else {}
+    node, url = Node(tmp_path), (tmp_path / "run").as_uri()
+    train(node.model, node.optimizer, counting(), args=node.args, mailbox=url, algorithm=QUICK, node="a", **options)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_bytes())
+    assert (manifest["store"], set(manifest["closers"])) == ("none", {"a"})
+
+
 def test_a_session_of_ones_own_may_be_joined_or_not(tmp_path):
     for joined in (False, True):
         node = Node(tmp_path)
