@@ -33,6 +33,7 @@ from gradientmail_core.engine.gathering import (
 )
 from gradientmail_core.engine.polling import (
     barrier_gap,
+    overdue_after,
     snapshot_gap,
     snapshots_due_at,
     snapshots_expected_at,
@@ -89,7 +90,7 @@ class Closer(ChainView):
                     await self._last_call(fetching)
                     break
                 self._take_own(fetching)
-                look_at = looked_at + self._look_after(looks)
+                look_at = self._look_at(looked_at, looks)
                 if now >= look_at:
                     looked_at, looks = now, looks + 1
                     state = await read_round(self._host.mailbox, self._run.id, self.round)
@@ -178,13 +179,18 @@ class Closer(ChainView):
         if own is not None and own.round == self.round and me not in self.gathering.heard and me not in fetching:
             fetching[me] = asyncio.ensure_future(self._fetch(me, self.round))
 
-    def _look_after(self, looks: int) -> float:
-        """Seconds between two looks whether another node committed the round: rarely, unless something says so."""
+    def _look_at(self, looked_at: float, looks: int) -> float:
+        """When to look (again) whether another node committed the round.
+
+        At once when something says so. When this node should have closed it long ago, since that of which no sign
+        was listed may have happened: ever more rarely. Else now and then.
+        """
         period = self._host.timeouts.period
-        passed = self._board.passed_by(self.head.fragment, self.round)
-        if passed:
-            return min(PASSED_LOOK_SECONDS, period) if looks else 0.0
-        return LOOK_PERIODS * period
+        if self._board.passed_by(self.head.fragment, self.round):
+            return looked_at + (min(PASSED_LOOK_SECONDS, period) if looks else 0.0)
+        late = overdue_after(self.head, self._host.timeouts.lease) * 2.0 ** min(looks, 20)
+        due_at = looked_at if looks else max(looked_at, self._expected_at())
+        return min(due_at + late, looked_at + LOOK_PERIODS * period)
 
     def _fetch_missing(self, fetching: dict[str, asyncio.Task[None]]) -> None:
         expected = set(self._board.live_learners()) | self._board.deltas.get(self.round, set())

@@ -11,13 +11,14 @@ from gradientmail_core.algorithms.merge import WeightedMean
 from gradientmail_core.algorithms.outer import SGD, Nesterov
 from gradientmail_core.engine.closer import LOOK_PERIODS
 from gradientmail_core.engine.closing import outer_layout
+from gradientmail_core.engine.polling import OVERDUE_LEAST
 from gradientmail_core.events import RoundCommitted, RoundLost
 from gradientmail_core.mailbox import MeteredMailbox
 from gradientmail_core.mailbox.base import Body
 from gradientmail_core.protocol.exchange import get_section, put_section
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import DeltaKey, HeadKey, tape_key
-from gradientmail_core.protocol.records import RoundRecord
+from gradientmail_core.protocol.records import Estimates, RoundRecord
 from tests.core.engine.parts import SETTINGS, TIMEOUTS, Bench, Place, virtually
 
 PLAIN = replace(SETTINGS, merge=WeightedMean(), outer=SGD(lr=1.0), grace_seconds=3.0)
@@ -265,6 +266,18 @@ def test_a_closer_that_hears_nothing_looks_whether_another_has_gone_on() -> None
         winner = await found.commit(node="b", closer="a")
         await found.advanced(within=(LOOK_PERIODS + 1) * TIMEOUTS.period)
         assert found.chain.head.digest == winner.digest
+
+    bench(main)
+
+
+def test_a_closer_whose_round_is_overdue_looks_before_that() -> None:
+    async def main(found: Bench) -> None:
+        found.live("a", "b")
+        timed = Estimates(step=0.1, quorum=0.1, sync=0.1, grace=0.1)
+        found.chain.head = replace(found.chain.head, seen=found.host.clock.now(), interval=2.0, estimates=timed)
+        winner = await found.commit(node="b", closer="a")
+        await found.advanced(within=2.0 + OVERDUE_LEAST + 1.0)
+        assert found.chain.head.digest == winner.digest and LOOK_PERIODS * TIMEOUTS.period > 2.0 + OVERDUE_LEAST + 1.0
 
     bench(main)
 
