@@ -65,7 +65,7 @@ class DiLoCo:
     * ``quorum_size``: accepted snapshots that close a round; more than there are live learners means all.
     * ``grace_seconds``: how long a closer waits for others after quorum; None adapts to the step time.
     * ``follow``: False publishes at the due step only; None publishes a step or more early when the round is
-      about to close without this node.
+      about to close without this node; a number does so as soon as that many others have published.
     * ``alignment``: what becomes of the steps that a node trained since its snapshot when a commit arrives.
     * ``stale``: whether a node whose snapshot was not merged drops that work ("reject") or keeps it on top of the
       commit for the next round ("rebase", three rounds in a row at most).
@@ -94,7 +94,7 @@ class DiLoCo:
     fragments: int = 4
     in_flight: int = 2
     overlap_steps: int | None = None
-    follow: bool | None = None
+    follow: int | bool | None = None
     quorum_size: int = 1
     grace_seconds: float | None = None
     outer: Outer = field(default_factory=Nesterov)
@@ -172,9 +172,9 @@ class DiLoCo:
             "Use 0 or more, or None.",
         )
         _check(
-            self.follow is None or self.follow is False,
+            self.follow is None or self.follow is False or (type(self.follow) is int and self.follow >= 1),
             f"follow={self.follow!r}",
-            "Use None (adaptive) or False (at the due step).",
+            "Use None (adaptive), False (at the due step), or how many others must have published first.",
         )
         _check(self.tokens_per_step_max >= 1, "tokens_per_step_max is below 1", "Use the largest honest batch.")
         _check(

@@ -12,6 +12,7 @@ from gradientmail_core.engine.polling import (
     commit_gap,
     overdue_after,
     probable_commit,
+    snapshots_due_at,
 )
 from gradientmail_core.events import (
     RoundTakenOver,
@@ -22,7 +23,7 @@ from gradientmail_core.protocol.exchange import (
     create_once,
     read_round,
 )
-from gradientmail_core.protocol.keys import ClaimKey
+from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, delta_prefix, parse_live
 from gradientmail_core.protocol.records import Claim, parse_claim
 
 CLAIMS_MOST = 1000
@@ -34,8 +35,8 @@ class Follower(Closer):
     """A chain view that follows other closers, and takes over from them."""
 
     async def _follow(self) -> Decided:
-        attempts = 0
-        asked_at = -NEVER
+        attempts, looks = 0, 0
+        asked_at = looked_at = -NEVER
         while True:
             now = self._host.clock.now()
             self._unlock(now)
@@ -57,7 +58,12 @@ class Follower(Closer):
             if now >= hurry_at:
                 self._hurry(self.head.fragment, True)
                 hurry_at = NEVER
-            until = min(ask_at, take_at, hurry_at, now + self._host.timeouts.period)
+            look_at = self._others_look_at(looks, looked_at)
+            if now >= look_at:
+                await self._look_for_others()
+                looks, looked_at = looks + 1, now
+                continue
+            until = min(ask_at, take_at, hurry_at, look_at, now + self._host.timeouts.period)
             await self.bell.wait(self._host.clock, until - now)
 
     def _ask_at(self, attempts: int, asked_at: float) -> float:
@@ -71,6 +77,20 @@ class Follower(Closer):
             return -NEVER
         published_at = self.published.at if self.published is not None else None
         return commit_expected_at(self.head, published_at, self._host.timeouts.period)
+
+    def _others_look_at(self, looks: int, looked_at: float) -> float:
+        """When to list who has published for the open round: only a node that follows a number of others asks."""
+        if self._follows is None or self.published is not None or self.head.interval is None:
+            return NEVER
+        if len(self._reported_others()) >= self._follows:
+            return NEVER
+        if not looks:
+            return snapshots_due_at(self.head, None)
+        return looked_at + self._host.jitter(min(commit_gap(looks - 1, self.head.interval), self._host.timeouts.period))
+
+    async def _look_for_others(self) -> None:
+        keys = [parse_live(entry.key) async for entry in self._host.mailbox.list(delta_prefix(self.round))]
+        self._board.reported(self.round, sorted(key.node for key in keys if isinstance(key, DeltaKey)))
 
     def _takeover_at(self, now: float) -> tuple[float, str]:
         """When this node should close the round in the closer's place, and why."""

@@ -136,12 +136,26 @@ class ChainView:
         return self.head.seen + (self.head.interval or 0.0)
 
     def _hurry_at(self) -> float:
-        """When to publish early, because the round will probably close within one upload from then."""
-        if self._run.settings.follow is False or self.head.interval is None or self.published is not None:
+        """When to publish early: when the round will probably close within one upload, or enough others have."""
+        if self._run.settings.follow is False or self.published is not None:
+            return NEVER
+        if self._follows is not None:
+            return -NEVER if len(self._reported_others()) >= self._follows else NEVER
+        if self.head.interval is None:
             return NEVER
         if self._run.settings.overlap_steps == 0:  # it would stand still from then on, and others for it
             return NEVER
         return self.head.seen + self.head.interval - self._upload_seconds
+
+    @property
+    def _follows(self) -> int | None:
+        """How many others must have published before this node does early (``follow=n``); None if it counts none."""
+        follow = self._run.settings.follow
+        return None if follow is None or follow is False else follow
+
+    def _reported_others(self) -> set[str]:
+        """The others that are known to have published for the open round."""
+        return (self._board.deltas.get(self.round, set()) | self.gathering.heard) - {self._host.node}
 
     def _stands_since(self) -> float | None:
         """Since when training stands still for this round (``overlap_steps=0``); None if it does not."""
@@ -161,7 +175,6 @@ class ChainView:
         if own is not None and now >= own.at + late_after and fragment not in self._board.overdue:
             self._board.overdue.add(fragment)
             self._deliver(Overdue(fragment))
-        reported = self._board.deltas.get(self.round, set()) | self.gathering.heard
-        if self._board.overdue and own is None and not self._wanted_told and reported - {self._host.node}:
+        if self._board.overdue and own is None and not self._wanted_told and self._reported_others():
             self._wanted_told = True
             self._deliver(Wanted(fragment))

@@ -114,6 +114,11 @@ def parse_live(key: str) -> LiveKey | None:
     return None
 
 
+def delta_prefix(round: int) -> str:
+    """Where the snapshots of a round lie."""
+    return f"live/deltas/{round:010d}/"
+
+
 def creation_key(number: int) -> str:
     """The ``number``-th claim to create the run."""
     return f"creation/{number}"

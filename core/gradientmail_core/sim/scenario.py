@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.sim.arithmetic import with_arithmetic
+from gradientmail_core.sim.membership import with_membership
 from gradientmail_core.sim.store import Weather
 
 FAULT_SECONDS = 24.0
@@ -126,9 +127,10 @@ def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     dice = random.Random(seed)
     nodes = dice.randint(1, 5)
+    drawn = with_membership(_settings(dice), random.Random(f"membership {seed}"))
     script = Scenario(
         seed=seed,
-        settings=with_arithmetic(_settings(dice), random.Random(f"arithmetic {seed}")),
+        settings=with_arithmetic(drawn, random.Random(f"arithmetic {seed}")),
         speeds=tuple(dice.choice((0.2, 0.2, 0.3, 0.5)) for _ in range(nodes)),
         joins=tuple(0.0 if node == 0 else dice.choice((0.0, 0.0, dice.uniform(0, 16))) for node in range(nodes)),
         drifts=tuple(dice.uniform(0.97, 1.03) for _ in range(nodes)),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradientmail_core.engine.election import rendezvous
-from gradientmail_core.engine.polling import overdue_after
+from gradientmail_core.engine.polling import overdue_after, snapshots_due_at
 from gradientmail_core.events import RoundTakenOver
 from gradientmail_core.mailbox import MeteredMailbox
 from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey
@@ -124,6 +124,24 @@ def test_who_does_not_follow_or_has_published_is_not_hurried() -> None:
 
     bench(main, replace(SETTINGS, follow=False))
     bench(main)
+
+
+def test_who_follows_two_others_publishes_early_once_both_have() -> None:
+    async def main(found: Bench, metered: MeteredMailbox) -> None:
+        found.live("a", "b", "c", "d")
+        await expecting(found, 5.0)
+        due = snapshots_due_at(found.chain.head, None) - found.host.clock.now()
+        before = metered.usage
+        await found.kept(due - 0.1)
+        assert metered.usage == before
+        await found.snapshot("c")
+        await found.kept(0.7)
+        assert found.wishes == [] and metered.usage.since(before).lists > 0
+        await found.snapshot("d")
+        await found.kept(2.0)
+        assert set(found.wishes) == {True} and metered.usage.since(before).lists <= 5
+
+    bench(main, replace(SETTINGS, follow=2))
 
 
 # -- taking over -------------------------------------------------------------------------------------------

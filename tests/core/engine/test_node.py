@@ -337,7 +337,9 @@ def test_what_a_leaving_node_closes_last_it_hands_over() -> None:
 
 @pytest.mark.parametrize("seed", [10, 20, 25, 30, 40])
 @pytest.mark.parametrize("steps", [(100, 100), (100, 140), (140, 100)])
-def test_the_last_snapshots_of_who_leaves_are_merged_however_long_they_upload(seed: int, steps: tuple[int, int]) -> None:
+def test_the_last_snapshots_of_who_leaves_are_merged_however_long_they_upload(
+    seed: int, steps: tuple[int, int]
+) -> None:
     async def main(place: Place) -> None:
         place.seeds, place.weather = seed, Weather(bandwidth=1000.0)
         both = replace(QUICK, fragments=1, quorum_size=2)

@@ -1,0 +1,15 @@
+"""What random runs draw of how nodes take part."""
+
+import random
+
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.sim.membership import with_membership
+
+PLAIN = DiLoCo()
+
+
+def test_the_same_dice_draw_the_same_and_every_setting_comes_up() -> None:
+    drawn = [with_membership(PLAIN, random.Random(seed)) for seed in range(200)]
+    assert drawn == [with_membership(PLAIN, random.Random(seed)) for seed in range(200)]
+    assert {settings.follow for settings in drawn} == {None, 1, 2}
+    assert 50 < drawn.count(PLAIN) < 180
