@@ -14,7 +14,7 @@ whatever begins training anew without having ended it (``auto_find_batch_size``,
 import os
 import sys
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -39,6 +39,8 @@ from gradientmail_hf import termination
 from gradientmail_hf.attaching import Method, caller_of, place_early, refuse_unusable, wrap
 from gradientmail_hf.checkpoint import Progress, read_progress, write_progress
 from gradientmail_hf.data import batches_behind, own_order, resize, why_fixed
+from gradientmail_hf.following import Followed, follow
+from gradientmail_hf.following import entered as epoch_entered
 from gradientmail_hf.membership import Membership
 
 Tokens: TypeAlias = Callable[[object], int]
@@ -68,6 +70,8 @@ class GradientMailCallback(TrainerCallback):
       leaves each node its own. Not chosen means local, with a warning where there are any.
     * ``own_order``: shuffle differently from every other node.
     * ``max_batch_size``: with a global batch size, the most samples that one process trains on at once.
+    * ``follow_run``: start where the run is: ``global_step``, epoch, learning rate schedule (see
+      :mod:`gradientmail_hf.following`). So ``max_steps`` and ``num_train_epochs`` are the run's, not each node's.
     * ``evaluate``: what is evaluated while training, this node's model (``"local"``) or the run's newest
       (``"global"``). Checkpoints hold the node's own in both cases.
     * ``callbacks`` receive every event of the session; the default logs them.
@@ -89,6 +93,7 @@ class GradientMailCallback(TrainerCallback):
         buffers: Buffers | None = None,
         own_order: bool = True,
         max_batch_size: int | None = None,
+        follow_run: bool = True,
         evaluate: Literal["local", "global"] = "local",
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
@@ -107,6 +112,7 @@ class GradientMailCallback(TrainerCallback):
         self._buffers = buffers
         self._own_order = own_order
         self._max_batch_size = max_batch_size
+        self._follow_run = follow_run
         self._evaluate_committed = evaluate == "global"
         self._callbacks = tuple(callbacks)
         self._attached: weakref.WeakSet[Trainer] = weakref.WeakSet()
@@ -114,6 +120,7 @@ class GradientMailCallback(TrainerCallback):
         self._membership: Membership | None = None
         self._running_name = self.node or ""
         self._stream: ElasticStream | None = None
+        self._followed: Followed | None = None
         self._figures: dict[str, float] = {}
         self._trainer_counted: int | None = None
         self._watch: RemovableHandle | None = None
@@ -135,7 +142,7 @@ class GradientMailCallback(TrainerCallback):
         # An epoch is guarded as well as the whole: with a callback added late, the whole is under way already.
         for name, around in {
             "train": self._guarded,
-            "_run_epoch": self._guarded,
+            "_run_epoch": self._entered,
             "training_step": self._counted,
             "evaluate": self._evaluated,
         }.items():
@@ -150,6 +157,20 @@ class GradientMailCallback(TrainerCallback):
                 raise
 
         return guarded
+
+    def _entered(self, stock: Method) -> Method:
+        guarded = self._guarded(stock)
+
+        def entered(*args: object, **kwargs: object) -> object:
+            assert self._trainer is not None
+            if self._followed is None:
+                return guarded(*args, **kwargs)
+            state = self._trainer.state
+            if state.global_step >= state.max_steps:
+                return None
+            return guarded(*args, **epoch_entered(kwargs, self._followed, self._trainer.args.output_dir))
+
+        return entered
 
     def _counted(self, stock: Method) -> Method:
         def counted(model: nn.Module, inputs: object, *args: object, **kwargs: object) -> object:
@@ -186,6 +207,7 @@ class GradientMailCallback(TrainerCallback):
     ) -> None:
         """Join: whatever restores a checkpoint has done so, and no batch was drawn yet."""
         self._abort("training began anew")
+        self._followed = None
         caller = caller_of(self)
         if caller is None:
             raise ConfigurationError(
@@ -197,6 +219,9 @@ class GradientMailCallback(TrainerCallback):
             return
         try:
             self._enter(args, state, kwargs, caller.checkpoint)
+            if state.global_step >= state.max_steps:
+                control.should_training_stop = True
+                self._leave()
         except BaseException as error:
             self._abort(f"{type(error).__name__} while joining")
             raise
@@ -276,7 +301,30 @@ class GradientMailCallback(TrainerCallback):
             _note_buffers(adapter.unmerged_buffers)
         termination.end_by_exception()
         self._membership.join(progress.session if progress is not None else None)
+        if self._follow_run:
+            self._follow(self._trainer, parts["train_dataloader"])
         self._arrange_data(args, state, parts["train_dataloader"], progress)
+
+    def _follow(self, trainer: Trainer, loader: object) -> None:
+        assert self._membership is not None
+        state = trainer.state
+        self._followed = follow(trainer, loader, self._membership.run_step())
+        if self._followed is None or not self._membership.leads:
+            return
+        if state.global_step >= state.max_steps:
+            logger.warning(
+                "GradientMail: the run is at step %d, and this trainer ends at step %d: nothing is left to train. More "
+                "max_steps go on; follow_run=False counts this node's own.",
+                state.global_step,
+                state.max_steps,
+            )
+        else:
+            logger.warning(
+                "GradientMail: following the run, %d steps forward to step %d of %d.",
+                self._followed.steps,
+                state.global_step,
+                state.max_steps,
+            )
 
     def _saw_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """A fused optimizer that is told of overflow by the scaler runs its step and leaves the parameters alone."""
@@ -310,8 +358,18 @@ class GradientMailCallback(TrainerCallback):
             rank=args.process_index,
             world=args.world_size,
             skipped=0 if args.ignore_data_skip else batches_behind(loader, state.global_step, accumulated),
-            position=progress.stream if progress is not None else {},
+            position=self._position(args, progress),
         )
+
+    def _position(self, args: TrainingArguments, progress: Progress | None) -> Mapping[str, object]:
+        """Where the stream goes on: at the checkpoint's place in the data, or about at the run's in its epochs."""
+        if progress is not None and progress.stream:
+            return progress.stream
+        place = self._followed.place if self._followed is not None else None
+        if place is None or args.ignore_data_skip:
+            return {}
+        rows = place.batches * args.per_device_train_batch_size * args.world_size
+        return {"pass": place.epoch, "position": rows}
 
     def _share_of(self, membership: Membership, parts: int) -> Share:
         """One of ``parts`` of the node's share, rounded up, within the user's bound."""

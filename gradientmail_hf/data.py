@@ -143,13 +143,18 @@ def _restored(stream: ElasticStream, position: Mapping[str, object]) -> bool:
     return True
 
 
+def steps_per_epoch(loader: object, accumulated: int) -> int | None:
+    """Optimizer steps in one pass over ``loader``; None if it does not say how long it is."""
+    try:
+        return max(math.ceil(len(cast("DataLoader[object]", loader)) / accumulated), 1)
+    except TypeError:
+        return None
+
+
 def batches_behind(loader: object, steps: int, accumulated: int) -> int:
     """How many batches of its epoch a Trainer has behind it that resumes after ``steps`` optimizer steps."""
-    try:
-        length = len(cast("DataLoader[object]", loader))
-    except TypeError:
-        return steps * accumulated
-    return steps % max(math.ceil(length / accumulated), 1) * accumulated
+    epoch = steps_per_epoch(loader, accumulated)
+    return (steps if epoch is None else steps % epoch) * accumulated
 
 
 def _batch_sampler(base: "DataLoader[object]") -> BatchSampler:

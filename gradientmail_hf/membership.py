@@ -60,6 +60,10 @@ class Membership:
         """The leading process's ``number`` (an int64), on all of them."""
         return self._processes.run(number)
 
+    def run_step(self) -> int:
+        """The run's clock in optimizer steps, on all processes."""
+        return self.agreed(lambda: self._held().global_step)
+
     def count(self, samples: int) -> None:
         """Note ``samples`` of this process, for the next step."""
         self._pending += samples

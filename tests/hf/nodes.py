@@ -88,16 +88,18 @@ class RecordingCallback(GradientMailCallback):
         commits: dict[int, float] | None = None,
         fail_at: int | None = None,
         shares: dict[int, int] | None = None,
+        start: int = 0,
         **options: Any,
     ) -> None:
         settings = DiLoCo(global_batch_size=8) if shares else DiLoCo()
         super().__init__(mailbox="memory://", **{"algorithm": settings, "node": "a", **options})
         self.sessions: list[RecordingSession] = []
         self.commits, self.fail_at, self.shares = commits, fail_at, shares or {}
+        self.start = start
 
     def _open_session(self, model: Model) -> Any:
         session = RecordingSession(model, self.commits)
-        session.fail_at, session.shares = self.fail_at, self.shares
+        session.fail_at, session.shares, session.start = self.fail_at, self.shares, self.start
         self.sessions.append(session)
         return session
 

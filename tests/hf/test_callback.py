@@ -340,9 +340,9 @@ def test_a_smaller_batch_size_joins_the_same_run_again(tmp_path):
     settings = DiLoCo(sync_every=2, fragments=1)
     callback = GradientMailCallback(MemoryMailbox(), settings, node="a", callbacks=[])
     made = fit(tmp_path, callback, auto_find_batch_size=True, failures={5: RuntimeError("CUDA out of memory.")})
-    assert made.state.global_step == 8 and len(made.read) == 13
-    assert made.state.log_history[-1]["gradientmail/round"] >= 4
-    assert made.state.log_history[-1]["gradientmail/global_step"] > 8
+    assert made.state.global_step == 8 and len(made.read) == 9
+    assert made.state.log_history[-1]["gradientmail/round"] == 4
+    assert made.state.log_history[-1]["gradientmail/global_step"] == 8
 
 
 def test_a_training_that_never_ended_is_given_up_when_the_next_begins(tmp_path):
