@@ -3,6 +3,7 @@
 Object stores: one server of each kind for the whole session, started when a test first asks.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +11,9 @@ import pytest
 from hypothesis import settings
 
 from tests.core.mailbox.servers import AzureServer, S3Server, azurite, azurite_program, moto, seaweedfs
+
+# Tests run side by side, and their models are tiny: threads that wait for each other cost more than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -337,7 +337,7 @@ def test_a_smaller_batch_size_begins_a_new_session(tmp_path):
 
 def test_a_smaller_batch_size_joins_the_same_run_again(tmp_path):
     """With a real session: the lease of the attempt that failed does not stand in the way."""
-    settings = DiLoCo(sync_every=2, fragments=1)
+    settings = DiLoCo(sync_every=2, fragments=1, overlap_steps=0, follow=False)
     callback = GradientMailCallback(MemoryMailbox(), settings, node="a", callbacks=[])
     made = fit(tmp_path, callback, auto_find_batch_size=True, failures={5: RuntimeError("CUDA out of memory.")})
     assert made.state.global_step == 8 and len(made.read) == 9

@@ -126,7 +126,7 @@ def test_streamed_data_are_read_from_their_beginning(tmp_path):
 
 def test_two_real_trainers_end_with_the_same_step(tmp_path):
     """The second joins a run of eight steps that goes on to twelve."""
-    store, settings = MemoryMailbox(), DiLoCo(sync_every=2, fragments=1)
+    store, settings = MemoryMailbox(), DiLoCo(sync_every=2, fragments=1, overlap_steps=0, follow=False)
     for node, steps in {"a": 8, "b": 12}.items():
         callback = GradientMailCallback(store, settings, node=node, callbacks=[])
         made = trainer(tmp_path / node, callback, max_steps=steps)
