@@ -94,7 +94,7 @@ def test_a_run_that_is_over_is_left_at_once(tmp_path, start, caplog, monkeypatch
 
 
 def test_following_can_be_switched_off(tmp_path):
-    made, noted, callback = late(tmp_path, 5, follow_run=False)
+    _, noted, callback = late(tmp_path, 5, follow_run=False)
     assert list(noted.rates) == list(range(8))
     assert len(callback.recorded.samples) == 8
 
