@@ -32,10 +32,9 @@ from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, sampl
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Callback, Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
 from gradientmail_core.mailbox import Mailbox
-from gradientmail_core.session import Algorithm, Session, default_node
+from gradientmail_core.session import Algorithm, Session, default_node, termination
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
 from gradientmail_core.tensors.model import Model
-from gradientmail_hf import termination
 from gradientmail_hf.attaching import Method, caller_of, place_early, refuse_unusable, wrap
 from gradientmail_hf.checkpoint import Progress, read_progress, write_progress
 from gradientmail_hf.data import batches_behind, own_order, resize, why_fixed
@@ -362,8 +361,11 @@ class GradientMailCallback(TrainerCallback):
         )
 
     def _position(self, args: TrainingArguments, progress: Progress | None) -> Mapping[str, object]:
-        """Where the stream goes on: at the checkpoint's place in the data, or about at the run's in its epochs."""
-        if progress is not None and progress.stream:
+        """Where the stream goes on: at the checkpoint's place in the data, or about at the run's in its epochs.
+
+        Another node's place, in its order, is not this one's.
+        """
+        if progress is not None and progress.stream and progress.node == self._running_name:
             return progress.stream
         place = self._followed.place if self._followed is not None else None
         if place is None or args.ignore_data_skip:

@@ -32,8 +32,14 @@ class Progress:
 
 
 def write_progress(folder: Path, node: str, run: Mapping[str, object], stream: Mapping[str, object]) -> None:
-    """Leave the file in ``folder``, if that exists; ``run`` is what the membership says of its progress."""
+    """Leave the file in ``folder``, if that exists; ``run`` is what the membership says of its progress.
+
+    Warns where another node has left one: two nodes that write one checkpoint leave parts of each.
+    """
     if folder.is_dir():
+        other = read_progress(folder)
+        if other is not None and other.node != node:
+            logger.warning("%s is node %s's, and %s wrote over it: give each an output_dir", folder, other.node, node)
         partial = folder / f"{FILE}.partial"
         partial.write_text(json.dumps({"node": node, **run, "stream": stream}, indent=1) + "\n", encoding="utf-8")
         partial.replace(folder / FILE)

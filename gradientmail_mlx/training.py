@@ -4,7 +4,7 @@ The order is what makes the result trustworthy: join before the first batch, so 
 run's parameters; one session step after each step of the optimizer; close in the last report, before mlx-lm
 writes the adapter file. An exception aborts the session at once: the lease is released, nothing half-trained
 is published. Only a failure of the close itself waits until mlx-lm has written its file, so that hours of
-training are not lost with it.
+training are not lost with it. SIGTERM is such an exception, where nobody else handles it.
 """
 
 import os
@@ -28,7 +28,7 @@ from gradientmail_core.events import (
     log_event,
 )
 from gradientmail_core.mailbox import Mailbox
-from gradientmail_core.session import Algorithm, Session
+from gradientmail_core.session import Algorithm, Session, termination
 from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
 from gradientmail_mlx.batches import IterateBatches, Tokens, tokens_in
 from gradientmail_mlx.callback import Evaluated, NodeCallback, Reading
@@ -95,6 +95,7 @@ def train(
     taking_part = Node(session, adapter, patient=True)
     _note_buffers(adapter, taking_part)
     callback = NodeCallback(taking_part, args, reading, training_callback)
+    termination.end_by_exception()
     try:
         taking_part.join()
         stock.train(
@@ -111,6 +112,8 @@ def train(
     except BaseException as error:
         taking_part.abort(f"{type(error).__name__}: {error}".removesuffix(": "))
         raise
+    finally:
+        termination.end_as_before()
     taking_part.raise_failure()
 
 

@@ -11,6 +11,13 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
+def test_two_nodes_in_one_folder_are_told_of(tmp_path, caplog):
+    for node in ("a", "a", "b"):
+        assert not caplog.records
+        write_progress(tmp_path, node, {}, {})
+    assert f"{tmp_path} is node a's, and b wrote over it: give each an output_dir" in caplog.text
+
+
 def test_a_checkpoint_that_was_not_written_gets_no_file(tmp_path):
     write_progress(tmp_path / "nowhere", "a", {}, {})
     assert list(tmp_path.iterdir()) == []

@@ -214,6 +214,15 @@ def test_without_our_file_as_many_batches_are_passed_over(tmp_path):
     assert first.read + again.read == whole.read
 
 
+def test_another_nodes_place_in_the_data_is_not_taken(tmp_path):
+    """Its order would come with it, and both would read the same."""
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    first = fit(tmp_path, RecordingCallback(shares={0: 4}), **options)
+    again = trainer(tmp_path, RecordingCallback(shares={0: 4}, node="b"), llama(1), **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert len(again.read) == 2 and again.read != first.read[2:]
+
+
 def test_a_position_that_cannot_be_is_not_taken(caplog):
     loader = DataLoader(rows(32), batch_size=4)
     stream = resize(loader, lambda: 4, rank=0, world=1, skipped=0, position={"pass": -1})

@@ -2,6 +2,8 @@
 
 # ruff: noqa: E402  # what follows the skip needs mlx
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,19 @@ def test_an_exception_in_the_very_last_iteration_is_no_end(tmp_path, error):
         fit(node, loss=loss)
     assert node.session.names == ["join", "step", "abort"]
     assert node.session.steps == 5
+
+
+def test_a_sigterm_aborts_and_is_no_success(tmp_path):
+    class Killed(Reports):
+        def on_train_loss_report(self, info):
+            signal.raise_signal(signal.SIGTERM)
+
+    node = Node(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        fit(node, training_callback=Killed())
+    assert ended.value.code == 143
+    assert node.session.names == ["join", "step", "abort"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_failing_session_ends_training(tmp_path):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gradientmail_hf import termination
+from gradientmail_core.session import termination
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """A SIGTERM ends training as Ctrl-C does, so that the node leaves the run instead of vanishing from it.
 
-The Trainer handles no signals unless told to, and Python's default for SIGTERM is to end the process on the spot:
-the other nodes would wait for the lease to run out. A handler that somebody installed is left alone, and on other
-threads than the main one, where Python allows none, nothing is done.
+The Hugging Face Trainer and mlx-lm handle no signals unless told to, and Python's default for SIGTERM is to end the
+process on the spot: the other nodes would wait for the lease to run out. A handler that somebody installed is left
+alone, and on other threads than the main one, where Python allows none, nothing is done.
 """
 
 import signal
