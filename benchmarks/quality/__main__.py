@@ -4,42 +4,60 @@
     python -m benchmarks.quality run codecs|outer       run what is missing; stop and resume at will
     python -m benchmarks.quality tables                 recompute the tables from the logs
 
-A trial runs on one core. Run as ``OMP_NUM_THREADS=1 GRADIENTMAIL_THREADS=1 nice -n 19 python -m ...`` to stay
-out of everyone's way. Rows are appended to ``benchmarks/quality/logs/<study>.jsonl`` when a trial ends.
+Trials run on one core, a few at a time as one computation. Run as
+``OMP_NUM_THREADS=1 GRADIENTMAIL_THREADS=1 nice -n 19 python -m ...`` to stay out of everyone's way. Rows are
+appended to ``benchmarks/quality/logs/<study>.jsonl`` when their trials end.
 """
 
 import argparse
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from benchmarks.quality.log import append, missing, path_of, read
 from benchmarks.quality.plans import PLANS
+from benchmarks.quality.stack import run_together, stacks
 from benchmarks.quality.tables import codec_table, outer_table
-from benchmarks.quality.trial import Trial, run
+from benchmarks.quality.trial import Trial
+
+PROBED_STEPS = 100
 
 
 def plan() -> None:
-    """Say what is left, timed by a short trial."""
-    probe = run(Trial(study="probe", variant="probe", nodes=2, steps=100, seed=0))
-    each = float(str(probe["cpu_seconds"])) / 200
+    """Say what is left, timed by short trials of each study's model."""
     for study, trials in PLANS.items():
         left = missing(trials(), read(path_of(study)))
         steps = sum(trial.node_steps for trial in left)
-        print(f"{study}: {len(left)} trials, {steps} node steps, about {steps * each / 3600:.1f} h of one core")
+        each = _seconds_of_a_node_step(left) if left else 0.0
+        print(
+            f"{study}: {len(left)} trials, {steps} node steps of {1000 * each:.1f} ms, "
+            f"about {steps * each / 3600:.1f} h of one core"
+        )
+
+
+def _seconds_of_a_node_step(left: Sequence[Trial]) -> float:
+    together = [replace(trial, steps=PROBED_STEPS) for trial in max(stacks(left), key=len)]
+    rows = run_together(together)
+    return sum(float(str(row["cpu_seconds"])) for row in rows) / sum(trial.node_steps for trial in together)
 
 
 def work(study: str, limit: int | None) -> None:
-    """Run the trials that have no row yet, in the order of the plan."""
-    left = missing(PLANS[study](), read(path_of(study)))
-    for number, trial in enumerate(left[:limit], 1):
+    """Run the trials that have no row yet, in the order of the plan, several at a time."""
+    left = missing(PLANS[study](), read(path_of(study)))[:limit]
+    done = 0
+    for together in stacks(left):
         started = time.perf_counter()
-        row = run(trial)
-        append(path_of(study), row)
-        last = list(dict(row["losses"]).items())[-1]  # type: ignore[call-overload]  # a row is plain JSON
-        print(
-            f"{number}/{len(left)} {trial.variant} feedback={trial.feedback} nodes={trial.nodes} "
-            f"H={trial.sync_every} seed={trial.seed}: {last[1]} at {last[0]}, {time.perf_counter() - started:.0f} s",
-            flush=True,
-        )
+        for row, trial in zip(run_together(together), together, strict=True):
+            append(path_of(study), row)
+            done += 1
+            print(f"{done}/{len(left)} {_told(trial, row)}", flush=True)
+        print(f"  took {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def _told(trial: Trial, row: Mapping[str, object]) -> str:
+    step, loss = list(dict(row["losses"]).items())[-1]  # type: ignore[call-overload]  # a row is plain JSON
+    setup = f"feedback={trial.feedback} nodes={trial.nodes} H={trial.sync_every} seed={trial.seed}"
+    return f"{trial.variant} {setup}: {loss} at {step}"
 
 
 def tables() -> None:

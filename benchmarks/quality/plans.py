@@ -6,7 +6,7 @@ plain mean, outer rate 1 and no momentum) beside the same outer step on uncompre
 
 ``outer``: every 20 and every 100 steps; 2, 4 and 8 nodes; read at 300, 1000 and 3000 steps: constant
 momentum, momentum warmed up with ``w`` of 3, 10 and 30, plain averaging, and one node alone, whose run is long
-enough to be read at equal steps and at equal tokens.
+enough to be read at equal steps and at equal tokens. A node's batch is two windows, half the other study's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ SEEDS = (0, 1, 2)
 INTERVALS = (20, 100)
 NODES = (2, 4, 8)
 READ_AT = (300, 1000, 3000)
+OUTER_BATCH = 2
 LOSSY = ("BF16", "F8_E4M3", "F4", "INT4", "INT2", "TOPK(64/4096,INT2)")
 SPARSE = "TOPK(64/4096,INT2)"
 ALONE = "alone"
@@ -52,14 +53,16 @@ def outer() -> Iterator[Trial]:
     """The outer-optimizer study."""
     longest = max(READ_AT)
     for seed in SEEDS:
-        yield Trial(study="outer", variant=ALONE, nodes=1, steps=longest * max(NODES), seed=seed, outer=None)
+        steps = longest * max(NODES)
+        yield Trial(study="outer", variant=ALONE, nodes=1, steps=steps, seed=seed, outer=None, batch=OUTER_BATCH)
+    for seed in SEEDS:
         for nodes in NODES:
             for interval in INTERVALS:
                 for variant, settings in OUTERS.items():
                     merge = MEAN if variant == "averaging" else RDA
                     yield Trial(
                         study="outer", variant=variant, nodes=nodes, steps=longest, seed=seed, sync_every=interval,
-                        outer=settings, merge=merge,
+                        outer=settings, merge=merge, batch=OUTER_BATCH,
                     )  # fmt: skip
 
 

@@ -10,12 +10,14 @@ import dataclasses
 import hashlib
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
 import torch
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.algorithms.merge import Contribution, Merge, Merged, Rda, merge_from
@@ -73,27 +75,19 @@ class Trial:
 
 
 def run(trial: Trial) -> dict[str, object]:
-    """The trial's row: held-out losses by step, wire bits per parameter, mean cosine of the last ten rounds, cost."""
+    """The trial's row, by the plain loop: node after node, step after step."""
     torch.set_num_threads(1)
-    started = time.process_time()
-    losses, cosines = {}, []
-    for step, loss, cosine in _rounds(trial):
-        cosines += [cosine] if cosine is not None else []
-        if loss is not None:
-            losses[str(step)] = round(loss, 5)
-    return {
-        "trial": trial.fields(),
-        "losses": losses,
-        "bits_per_parameter": round(wire_bits(trial), 4),
-        "cosine": round(sum(cosines[-10:]) / len(cosines[-10:]), 4) if cosines else None,
-        "cpu_seconds": round(time.process_time() - started, 1),
-        "made_with": {"python": platform.python_version(), "torch": torch.__version__, "text": text_digest()},
-    }
+    started, training = time.process_time(), Training(trial)
+    for step in range(1, trial.steps + 1):
+        for node in training.nodes:
+            node.step()
+        training.after(step)
+    return training.row(time.process_time() - started)
 
 
 def is_evaluated(step: int) -> bool:
-    """Whether the held-out loss is taken after ``step``: every hundredth step, every thousandth beyond 3000."""
-    return step % (100 if step <= 3000 else 1000) == 0
+    """Whether the held-out loss is taken after ``step``: each 100, 200 and, beyond 3000, each 1000 steps."""
+    return step % (100 if step <= 1000 else 200 if step <= 3000 else 1000) == 0
 
 
 @cache
@@ -114,6 +108,12 @@ def wire_bits(trial: Trial) -> float:
     return 8 * sum(part.nbytes for part in codec_named(trial.codec).parts(elements)) / elements
 
 
+def inner_optimizer(parameters: Iterable[torch.Tensor], trial: Trial) -> tuple[AdamW, LambdaLR]:
+    """The demo's AdamW and its warm-up."""
+    optimizer = AdamW(parameters, lr=trial.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    return optimizer, LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / trial.lr_warmup))
+
+
 class Node:
     """One learner: a model, an inner optimizer, a shuffle of its own, and what its codec left out so far."""
 
@@ -123,12 +123,7 @@ class Node:
         self.module = ByteGPT(trial.size)
         self.model = TorchModel(self.module)
         self.residual = Residual()
-        self._optimizer = torch.optim.AdamW(
-            self.module.parameters(), lr=trial.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-        )
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda step: min(1.0, (step + 1) / trial.lr_warmup)
-        )
+        self._optimizer, self._schedule = inner_optimizer(self.module.parameters(), trial)
         self._batches = _batches(trial, 1000 * trial.seed + number)
 
     def step(self) -> None:
@@ -175,19 +170,36 @@ def _batches(trial: Trial, seed: int) -> Iterator[torch.Tensor]:
             yield torch.stack([windows[index] for index in order[start : start + trial.batch]])
 
 
-def _rounds(trial: Trial) -> Iterator[tuple[int, float | None, float | None]]:
-    """Train; yield the step, the held-out loss where it is taken, and the cosine where nodes merged."""
-    nodes = [Node(trial, number) for number in range(trial.nodes)]
-    held_out = sample(corpus().held_out, trial.context + 1, HELD_OUT_WINDOWS)
-    commits = None if trial.outer is None else _Commits(trial, nodes)
-    for step in range(1, trial.steps + 1):
-        for node in nodes:
-            node.step()
-        merges = commits is not None and step % trial.sync_every == 0
-        cosine = commits.merge().cosine if commits is not None and merges else None
-        loss = held_out_loss(nodes[0].module, held_out) if is_evaluated(step) else None
-        if merges or loss is not None:
-            yield step, loss, cosine
+class Training:
+    """A trial under way: its nodes, what they committed, and what was seen of it so far."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.nodes = [Node(trial, number) for number in range(trial.nodes)]
+        self._held_out = sample(corpus().held_out, trial.context + 1, HELD_OUT_WINDOWS)
+        self._commits = None if trial.outer is None else _Commits(trial, self.nodes)
+        self._losses: dict[str, float] = {}
+        self._cosines: list[float] = []
+
+    def after(self, step: int) -> None:
+        """Merge and evaluate where it is time, when every node has made this step, from 1."""
+        if self._commits is not None and step % self.trial.sync_every == 0:
+            cosine = self._commits.merge().cosine
+            self._cosines += [cosine] if cosine is not None else []
+        if is_evaluated(step):
+            self._losses[str(step)] = round(held_out_loss(self.nodes[0].module, self._held_out), 5)
+
+    def row(self, cpu_seconds: float) -> dict[str, object]:
+        """Held-out losses by step, wire bits per parameter, mean cosine of the last ten rounds, cost."""
+        last = self._cosines[-10:]
+        return {
+            "trial": self.trial.fields(),
+            "losses": self._losses,
+            "bits_per_parameter": round(wire_bits(self.trial), 4),
+            "cosine": round(sum(last) / len(last), 4) if last else None,
+            "cpu_seconds": round(cpu_seconds, 1),
+            "made_with": {"python": platform.python_version(), "torch": torch.__version__, "text": text_digest()},
+        }
 
 
 class _Commits:

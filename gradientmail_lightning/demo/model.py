@@ -67,7 +67,7 @@ class Block(nn.Module):
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(_rotated(q, cos, sin), _rotated(k, cos, sin), v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True)
         return mixed.transpose(1, 2).reshape(batch, time, width)
 
 
@@ -152,6 +152,7 @@ def _rotary_tables(time: int, head_width: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys, (…, time, head width), turned by their positions' angles."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
