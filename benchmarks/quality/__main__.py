@@ -41,13 +41,13 @@ def _seconds_of_a_node_step(left: Sequence[Trial]) -> float:
     return sum(float(str(row["cpu_seconds"])) for row in rows) / sum(trial.node_steps for trial in together)
 
 
-def work(study: str, limit: int | None) -> None:
+def work(study: str, limit: int | None, compiled: bool) -> None:
     """Run the trials that have no row yet, in the order of the plan, several at a time."""
     left = missing(PLANS[study](), read(path_of(study)))[:limit]
     done = 0
     for together in stacks(left):
         started = time.perf_counter()
-        for row, trial in zip(run_together(together), together, strict=True):
+        for row, trial in zip(run_together(together, compiled), together, strict=True):
             append(path_of(study), row)
             done += 1
             print(f"{done}/{len(left)} {_told(trial, row)}", flush=True)
@@ -77,6 +77,7 @@ def main() -> None:
     runs = commands.add_parser("run")
     runs.add_argument("study", choices=PLANS)
     runs.add_argument("--limit", type=int, help="end after so many trials")
+    runs.add_argument("--compiled", action="store_true", help="fuse operations with torch.compile: a fifth faster")
     options = parser.parse_args()
     match options.command:
         case "plan":
@@ -84,7 +85,7 @@ def main() -> None:
         case "tables":
             tables()
         case _:
-            work(options.study, options.limit)
+            work(options.study, options.limit, options.compiled)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,13 @@ Weights = Mapping[str, Tensor]
 
 
 class Stack:
-    """Nodes that step together. From here on their modules' parameters are views of :attr:`parameters`."""
+    """Nodes that step together. From here on their modules' parameters are views of :attr:`parameters`.
 
-    def __init__(self, trial: Trial, nodes: Sequence[Node]) -> None:
+    ``compiled`` fuses operations with ``torch.compile``: a fifth faster, after a minute for each number of nodes;
+    it needs a C++ compiler.
+    """
+
+    def __init__(self, trial: Trial, nodes: Sequence[Node], compiled: bool = False) -> None:
         self._nodes, self._size = nodes, trial.size
         self._example = nodes[0].module
         self.parameters = torch.stack([_flattened(node.module) for node in nodes]).requires_grad_()
@@ -41,11 +45,13 @@ class Stack:
             for span, value in zip(self._spans, node.module.parameters(), strict=True):
                 value.data = row[span].view(value.shape)
         self._optimizer, self._schedule = inner_optimizer([self.parameters], trial)
+        self._losses = torch.compile(self.losses, dynamic=False) if compiled else self.losses
 
     def step(self) -> None:
         """One optimizer step of every node, each on its own next batch."""
         self._optimizer.zero_grad()
-        self.losses(torch.stack([node.batch() for node in self._nodes])).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        windows = torch.stack([node.batch() for node in self._nodes])
+        self._losses(windows).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         _clip_rows(self.parameters, 1.0)
         self._optimizer.step()
         self._schedule.step()
@@ -64,11 +70,11 @@ class Stack:
         }
 
 
-def run_together(trials: Sequence[Trial]) -> list[dict[str, object]]:
+def run_together(trials: Sequence[Trial], compiled: bool = False) -> list[dict[str, object]]:
     """The rows of trials that :func:`stacks` put together; each gets its nodes' share of the time."""
     torch.set_num_threads(1)
     started, trainings = time.process_time(), [Training(trial) for trial in trials]
-    stack = Stack(trials[0], [node for training in trainings for node in training.nodes])
+    stack = Stack(trials[0], [node for training in trainings for node in training.nodes], compiled)
     for step in range(1, trials[0].steps + 1):
         stack.step()
         for training in trainings:
