@@ -166,7 +166,14 @@ def codecs(rows: Sequence[Figures]) -> str:
     return codec_table(rows) + "\n"
 
 
-STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {"codecs": codecs}
+def outer(rows: Sequence[Figures]) -> str:
+    """Held-out loss under each outer optimizer, and how each does over all situations."""
+    from benchmarks.quality.tables import outer_table
+
+    return outer_table(rows) + "\n"
+
+
+STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {"codecs": codecs, "outer": outer}
 
 
 def rendered(name: str) -> str:

@@ -27,11 +27,11 @@ ALONE = "alone"
 MEAN, RDA = WeightedMean().settings(), Rda().settings()
 AVERAGING = SGD(1.0).settings()
 OUTERS: Mapping[str, Mapping[str, object]] = {
-    "warm-up 10": Nesterov(warmup=10.0).settings(),
     "constant": Nesterov(warmup=0.0).settings(),
-    "averaging": AVERAGING,
     "warm-up 3": Nesterov(warmup=3.0).settings(),
+    "warm-up 10": Nesterov(warmup=10.0).settings(),
     "warm-up 30": Nesterov(warmup=30.0).settings(),
+    "averaging": AVERAGING,
 }
 
 

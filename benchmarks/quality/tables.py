@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
@@ -69,7 +70,7 @@ def codec_table(rows: Iterable[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One situation of the outer study: losses by variant and seed, and those of one node alone."""
+    """One situation of the outer study: losses by variant and seed, and those of one node alone, of the same seeds."""
 
     interval: int
     nodes: int
@@ -81,6 +82,11 @@ class Cell:
     def best(self) -> str:
         """The variant of the lowest mean loss."""
         return min(self.variants, key=lambda variant: mean(self.variants[variant].values()))
+
+    def excess(self, variant: str) -> float:
+        """How far ``variant`` ends above the best, as a share of the best's mean loss."""
+        best = self.variants[self.best()]
+        return difference(self.variants[variant], best).mean / mean(best.values())
 
     def within_noise(self, variant: str) -> bool:
         """Whether ``variant`` cannot be told from the best."""
@@ -94,54 +100,66 @@ class Cell:
 
 
 def cells(rows: Sequence[Row]) -> Iterator[Cell]:
-    """The situations for which there are rows."""
-    alone = {row["trial"]["seed"]: row["losses"] for row in rows if row["trial"]["variant"] == ALONE}
-    for interval in INTERVALS:
-        for nodes in NODES:
-            for steps in READ_AT:
-                variants: dict[str, dict[int, float]] = {variant: {} for variant in OUTERS}
-                for row in rows:
-                    trial = row["trial"]
-                    if (trial["sync_every"], trial["nodes"]) == (interval, nodes) and trial["variant"] in OUTERS:
-                        variants[trial["variant"]][trial["seed"]] = row["losses"][str(steps)]
-                held = {variant: losses for variant, losses in variants.items() if losses}
-                if held and alone:
-                    equal_steps = {seed: losses[str(steps)] for seed, losses in alone.items()}
-                    equal_tokens = {seed: losses[str(steps * nodes)] for seed, losses in alone.items()}
-                    yield Cell(interval, nodes, steps, held, equal_steps, equal_tokens)
+    """The situations for which there are rows, of the seeds that every variant there and one node alone have."""
+    alone: dict[int, Mapping[str, float]] = {}
+    found: dict[tuple[int, int], dict[str, dict[int, Mapping[str, float]]]] = {}
+    for row in rows:
+        trial = row["trial"]
+        if trial["variant"] == ALONE:
+            alone[trial["seed"]] = row["losses"]
+        else:
+            place = found.setdefault((trial["sync_every"], trial["nodes"]), {})
+            place.setdefault(trial["variant"], {})[trial["seed"]] = row["losses"]
+    for interval, nodes, steps in product(INTERVALS, NODES, READ_AT):
+        variants = found.get((interval, nodes), {})
+        seeds = sorted(set(alone).intersection(*variants.values())) if variants else []
+        if seeds:
+            yield Cell(
+                interval, nodes, steps,
+                {name: _read(variants[name], seeds, steps) for name in OUTERS if name in variants},
+                _read(alone, seeds, steps), _read(alone, seeds, steps * nodes),
+            )  # fmt: skip
+
+
+def _read(losses: Mapping[int, Mapping[str, float]], seeds: Iterable[int], step: int) -> Losses:
+    return {seed: losses[seed][str(step)] for seed in seeds}
 
 
 def outer_table(rows: Sequence[Row]) -> str:
-    """One line for each situation, the best variant in bold; then how often each is best, or loses."""
+    """One line for each situation, the best variant in bold; then how each does over all of them."""
     found = list(cells(rows))
     names = [name for name in OUTERS if any(name in cell.variants for cell in found)]
     lines = [
-        "| H | nodes | steps | alone | alone, equal tokens | " + " | ".join(names) + " |",
-        "|--:" * (5 + len(names)) + "|",
+        "| H | nodes | steps | seeds | alone | alone, equal tokens | " + " | ".join(names) + " |",
+        "|--:" * (6 + len(names)) + "|",
         *(_outer_line(cell, names) for cell in found),
         "",
         f"| of {len(found)} situations | " + " | ".join(names) + " |",
         "|---" + "|--:" * len(names) + "|",
     ]
-    counts: dict[str, Callable[[Cell, str], bool]] = {
-        "best or within noise": Cell.within_noise,
-        "above one node alone": Cell.loses,
-    }
-    for what, holds in counts.items():
-        numbers = (str(sum(holds(cell, name) for cell in found if name in cell.variants)) for name in names)
-        lines.append(f"| {what} | " + " | ".join(numbers) + " |")
+    for what, figure in OVER_ALL.items():
+        shown = [figure([cell for cell in found if name in cell.variants], name) for name in names]
+        lines.append(f"| {what} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 
+OVER_ALL: Mapping[str, Callable[[Sequence[Cell], str], str]] = {
+    "best or within noise": lambda found, name: str(sum(cell.within_noise(name) for cell in found)),
+    "above one node alone": lambda found, name: str(sum(cell.loses(name) for cell in found)),
+    "above the best, mean": lambda found, name: f"{mean(cell.excess(name) for cell in found):.1%}",
+    "above the best, at most": lambda found, name: f"{max(cell.excess(name) for cell in found):.1%}",
+}
+
+
 def _outer_line(cell: Cell, names: Sequence[str]) -> str:
-    shown = []
-    for name in names:
-        losses = cell.variants.get(name)
-        if losses is None:
-            shown.append("")
-            continue
-        text = f"{mean(losses.values()):.3f} ± {difference(losses, cell.alone).spread:.3f}"
-        shown.append(f"**{text}**" if name == cell.best() else text)
+    shown = [_outer_entry(cell, name) if name in cell.variants else "" for name in names]
     alone, equal_tokens = mean(cell.alone.values()), mean(cell.alone_equal_tokens.values())
-    head = [str(cell.interval), str(cell.nodes), str(cell.steps), f"{alone:.3f}", f"{equal_tokens:.3f}"]
-    return "| " + " | ".join([*head, *shown]) + " |"
+    numbers = [cell.interval, cell.nodes, cell.steps, len(cell.alone)]
+    return "| " + " | ".join([*map(str, numbers), f"{alone:.3f}", f"{equal_tokens:.3f}", *shown]) + " |"
+
+
+def _outer_entry(cell: Cell, name: str) -> str:
+    losses = cell.variants[name]
+    gap = difference(losses, cell.alone)
+    text = f"{mean(losses.values()):.3f}" + (f" ± {gap.spread:.3f}" if gap.seeds > 1 else "")
+    return f"**{text}**" if name == cell.best() else text
