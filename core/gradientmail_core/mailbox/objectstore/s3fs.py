@@ -9,7 +9,6 @@ several stores ignore. Large puts go in parallel parts and large gets in paralle
 import asyncio
 import functools
 import io
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -87,7 +86,7 @@ class S3fsTransport:
             if limit is not None and size > limit:
                 raise PayloadTooLarge(f"{path} has {size} bytes, more than the {limit} expected of it.")
             if size <= IN_RANGES_FROM:
-                return b"".join(await _chunks(stream, size))
+                return await _whole(stream, size)
         return await self._in_ranges(client, path, size)
 
     async def put(self, path: str, body: Body) -> None:
@@ -146,20 +145,21 @@ class S3fsTransport:
         return client
 
     async def _in_ranges(self, client: _Client, path: str, size: int) -> bytes:
-        """Several connections at once: stores bound the rate of each. They cost a copy, so small bodies do without."""
-        turns = asyncio.Semaphore(PARTS_AT_ONCE)
+        """Several connections at once, since stores bound the rate of each."""
+        turns, space = asyncio.Semaphore(PARTS_AT_ONCE), _space(size)
 
-        async def part(start: int) -> list[bytes]:
-            span = f"bytes={start}-{min(start + RANGE, size) - 1}"
+        async def part(start: int) -> None:
+            stop = min(start + RANGE, size)
             async with turns:
-                response = await client.get_object(Bucket=self._bucket, Key=path, Range=span)
-                length: int = response["ContentLength"]
+                response = await client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes={start}-{stop - 1}")
                 async with response["Body"] as stream:
-                    if length > RANGE:
-                        raise PayloadTooLarge(f"{path}: the store sent more than the range {span}.")
-                    return await _chunks(stream, length)
+                    if response["ContentLength"] > stop - start:
+                        raise PayloadTooLarge(f"{path}: the store sent more than the range that was asked for.")
+                    await _received(stream, into[start:stop])
 
-        return b"".join(itertools.chain.from_iterable(await _all(part(start) for start in range(0, size, RANGE))))
+        with space.getbuffer() as into:
+            await _all(part(start) for start in range(0, size, RANGE))
+        return space.getvalue()
 
     async def _put_in_parts(self, client: _Client, path: str, view: memoryview) -> None:
         upload = await client.create_multipart_upload(Bucket=self._bucket, Key=path)
@@ -215,26 +215,44 @@ def _client_settings(location: S3Location) -> dict[str, object]:
     }
 
 
-async def _chunks(stream: Untyped, size: int) -> list[bytes]:
-    """A body as it came from the socket, to be put together once.
+async def _whole(stream: Untyped, size: int) -> bytes:
+    """A body; small ones by the library's own ``read``, which checks the checksums that Amazon sends."""
+    if size <= SMALL:
+        small: bytes = await stream.read()
+        return small
+    space = _space(size)
+    with space.getbuffer() as into:
+        await _received(stream, into)
+    return space.getvalue()
+
+
+def _space(size: int) -> io.BytesIO:
+    """Room for ``size`` bytes, which ``getvalue`` hands out as bytes without a copy."""
+    space = io.BytesIO()
+    space.seek(size - 1)
+    space.write(b"\0")
+    return space
+
+
+async def _received(stream: Untyped, into: memoryview) -> None:
+    """Fill ``into`` with a body as it comes from the socket.
 
     The library's own ``read`` joins what has arrived, and again when all has, which costs more than the transfer on
-    one thread. Small bodies go through it, because it checks the checksums that Amazon sends.
+    one thread.
     """
-    if size <= SMALL:
-        return [await stream.read()]
-    content, chunks, missing = stream.raw_stream.content, list[bytes](), size
+    content, connection, place = stream.raw_stream.content, stream.raw_stream.connection, 0
     if hasattr(content, "set_read_chunk_size"):  # aiohttp from 3.14 on
         content.set_read_chunk_size(BUFFERED)
-    while missing > 0:
-        chunk, _ = await content.readchunk()
-        if not chunk and content.at_eof():
-            break
-        chunks.append(chunk)
-        missing -= len(chunk)
-    if missing:
-        raise aiohttp.ClientPayloadError("The body is not as long as was said.")
-    return chunks
+    if connection is not None and hasattr(connection.transport, "max_size"):
+        connection.transport.max_size = BUFFERED  # of one recv; 256 KiB by default, and none of TLS
+    with into:
+        while place < len(into):
+            chunk, _ = await content.readchunk()
+            stop = place + len(chunk)
+            if stop > len(into) or (not chunk and content.at_eof()):
+                raise aiohttp.ClientPayloadError("The body is not as long as was said.")
+            into[place:stop] = chunk
+            place = stop
 
 
 async def _all(work: Iterable[Coroutine[object, None, T]]) -> list[T]:
