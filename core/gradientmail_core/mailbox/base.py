@@ -21,7 +21,7 @@ Passing faults raise :class:`MailboxUnavailable`, lasting ones :class:`MailboxDe
 import enum
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias
 
@@ -52,10 +52,15 @@ class MailboxThrottled(MailboxUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object of a listing: its key below the mailbox's prefix and its size in bytes."""
+    """One object of a listing: its key below the mailbox's prefix and its size in bytes.
+
+    ``modified`` is when it was written, in seconds since 1970 by the store's own clock, or None if the store does not
+    say. No node of a run reads it; it is for people, and for removing what nobody has touched for long.
+    """
 
     key: str
     size: int
+    modified: float | None = field(default=None, compare=False)
 
 
 Page: TypeAlias = list[Entry]

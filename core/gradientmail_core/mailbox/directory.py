@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 import errno
 import os
+import re
 import secrets
 import stat
 import sys
@@ -33,11 +34,12 @@ from gradientmail_core.errors import (
     PayloadTooLarge,
 )
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix, is_key
-from gradientmail_core.mailbox.surroundings import Surroundings
+from gradientmail_core.mailbox.surroundings import Abandoned, Surroundings
 
 T = TypeVar("T")
 
 _THREADS = 4
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 _ATTEMPTS = 100  # of a write whose directory others keep pruning
 _WRITE_CHUNK = 1 << 30  # one write(2) takes at most 2 GiB
 _DENIED = frozenset(
@@ -104,12 +106,12 @@ class DirectoryMailbox:
             self._closed = True
             await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
 
-    async def remove_abandoned(self, older_than: float = 86_400.0) -> int:
-        """Delete dot-files that crashed writers left, once ``older_than`` seconds old; return how many.
+    async def abandoned(self, older_than: float, *, remove: bool) -> Abandoned:
+        """See :class:`Littered`: dot-files that crashed writers left.
 
         Age is counted on the file system's own clock, read off a file written for the purpose.
         """
-        return await self._run(lambda: self._remove_abandoned(older_than))
+        return await self._run(lambda: self._abandoned(older_than, remove))
 
     async def surroundings(self) -> Surroundings:
         """See :class:`Described`: a file server may have another clock; a directory has no rules."""
@@ -222,7 +224,8 @@ class DirectoryMailbox:
                     if key + "/" > after or after.startswith(key + "/"):
                         yield from self._walk(key, "", after)
                 elif found.is_file(follow_symlinks=False) and key > after:
-                    yield Entry(key, found.stat(follow_symlinks=False).st_size)
+                    seen = found.stat(follow_symlinks=False)
+                    yield Entry(key, seen.st_size, seen.st_mtime)
 
     def _remove(self, path: Path) -> None:
         if self._linked(path.parent):
@@ -235,14 +238,16 @@ class DirectoryMailbox:
             for directory in path.parents[: len(path.relative_to(self._root).parts) - 1]:
                 os.rmdir(directory)
 
-    def _remove_abandoned(self, older_than: float) -> int:
-        newest, removed = self._file_time() - older_than, 0
+    def _abandoned(self, older_than: float, remove: bool) -> Abandoned:
+        newest, sizes = self._file_time() - older_than, list[int]()
         for path in self._root.rglob(".*.tmp"):
             with suppress(FileNotFoundError):  # its writer may be alive and done
-                if path.lstat().st_mtime < newest:
-                    path.unlink()
-                    removed += 1
-        return removed
+                found = path.lstat()
+                if _TEMPORARY.match(path.name) and found.st_mtime < newest:
+                    if remove:
+                        path.unlink()
+                    sizes.append(found.st_size)
+        return Abandoned(len(sizes), sum(sizes))
 
     def _file_time(self) -> float:
         """Now, on the clock of the file system."""

@@ -5,6 +5,7 @@ are copied on the way in: a caller may reuse its buffer as soon as the call retu
 """
 
 import threading
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator
 
@@ -21,6 +22,7 @@ class MemoryMailbox:
         self._name = name
         self._lock = threading.Lock()
         self._objects: dict[str, bytes] = {}
+        self._written: dict[str, float] = {}
         self._keys: list[str] = []
 
     def __repr__(self) -> str:
@@ -55,6 +57,7 @@ class MemoryMailbox:
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
         with self._lock:
+            self._written.pop(key, None)
             if self._objects.pop(checked_key(key), None) is not None:
                 self._keys.pop(bisect_left(self._keys, key))
 
@@ -69,10 +72,11 @@ class MemoryMailbox:
             if not known:
                 insort(self._keys, key)
             self._objects[key] = body
+            self._written[key] = time.time()
             return True
 
     def _entries(self, prefix: str, after: str) -> tuple[Entry, ...]:
         with self._lock:
             start = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
             stop = bisect_left(self._keys, prefix + _AFTER_EVERY_KEY)
-            return tuple(Entry(key, len(self._objects[key])) for key in self._keys[start:stop])
+            return tuple(Entry(key, len(self._objects[key]), self._written[key]) for key in self._keys[start:stop])

@@ -24,6 +24,26 @@ class Surroundings:
     uploads_expire: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Writes that crashed processes left unfinished and no listing shows: how many, and their bytes."""
+
+    count: int = 0
+    size: int = 0
+
+
+@runtime_checkable
+class Littered(Protocol):
+    """A mailbox whose store keeps what was written of an object until the whole is there."""
+
+    async def abandoned(self, older_than: float, *, remove: bool) -> Abandoned:
+        """Unfinished writes begun ``older_than`` seconds ago or more by the store's clock; ``remove`` ends them.
+
+        One that is in progress and older fails, and its writer begins again.
+        """
+        ...
+
+
 @runtime_checkable
 class Described(Protocol):
     """A mailbox whose store can be asked."""

@@ -116,8 +116,8 @@ def test_a_killed_writer_leaves_no_part_and_its_rest_can_be_removed(tmp_path: Pa
         assert await mailbox.get("big") is None
         assert await listed(mailbox) == []
         assert len(os.listdir(tmp_path)) == 1
-        assert await mailbox.remove_abandoned(3600) == 0
-        assert await mailbox.remove_abandoned(-1) == 1
+        assert (await mailbox.abandoned(3600, remove=True)).count == 0
+        assert await mailbox.abandoned(-1, remove=False) == await mailbox.abandoned(-1, remove=True)
         assert os.listdir(tmp_path) == []
 
     on(tmp_path, work)

@@ -5,14 +5,18 @@ may both succeed. A store reached that way serves a run with one named syncer, o
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from gradientmail_core.errors import ConfigurationError, MailboxUnsupported, PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, Entry
 from gradientmail_core.mailbox.objectstore.answers import Answer
+from gradientmail_core.mailbox.objectstore.uploads import UPLOADS_UNLISTED
+from gradientmail_core.mailbox.surroundings import Abandoned
 
 Untyped: TypeAlias = Any  # fsspec has no types
 
@@ -100,13 +104,13 @@ class FsspecTransport:
         directory = self._at(prefix.rpartition("/")[0])
         found = await self._call("find", directory, detail=True)
         cut = len(self._bucket) + 1
-        yield [Entry(name.lstrip("/")[cut:], int(info["size"] or 0)) for name, info in found.items()]
+        yield [Entry(name.lstrip("/")[cut:], int(info["size"] or 0), _written(info)) for name, info in found.items()]
 
     async def delete(self, path: str) -> None:
         await self._call("rm_file", self._at(path))
 
-    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
-        return 0
+    async def abandoned(self, prefix: str, older_than: float, remove: bool) -> Abandoned:
+        raise MailboxUnsupported(*UPLOADS_UNLISTED)
 
     async def close(self) -> None:
         """Nothing to release: the library closes its connections when the file system is forgotten."""
@@ -134,3 +138,19 @@ class FsspecTransport:
             return await asyncio.to_thread(getattr(self._files, name), *arguments, **options)
         request = getattr(self._files, f"_{name}")(*arguments, **options)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(request, self._files.loop))
+
+
+def _written(info: Mapping[str, object]) -> float | None:
+    """When a file was written, under the name that its library gives that; None where it gives none."""
+    for name in ("mtime", "last_modified", "LastModified", "updated", "modified"):
+        match info.get(name):
+            case datetime() as moment:
+                return moment.timestamp()
+            case int() | float() as seconds:
+                return float(seconds)
+            case str() as text:
+                with contextlib.suppress(ValueError):
+                    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+            case _:
+                pass
+    return None

@@ -5,6 +5,7 @@ anybody who may write to the bucket could blind a run.
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
@@ -45,4 +46,9 @@ def parsed_page(document: bytes) -> ListingPage:
 
 
 def _entry(found: ElementTree.Element) -> Entry:
-    return Entry(unquote_plus(found.findtext("{*}Key", "")), int(found.findtext("{*}Size", "0")))
+    written = found.findtext("{*}LastModified")
+    return Entry(
+        unquote_plus(found.findtext("{*}Key", "")),
+        int(found.findtext("{*}Size", "0")),
+        datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp() if written else None,
+    )

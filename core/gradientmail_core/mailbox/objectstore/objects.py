@@ -14,7 +14,7 @@ from gradientmail_core.errors import MailboxDenied, MailboxError
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix, is_key
 from gradientmail_core.mailbox.objectstore.answers import Answer, Meaning, explained, meaning
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
-from gradientmail_core.mailbox.surroundings import Surroundings
+from gradientmail_core.mailbox.surroundings import Abandoned, Surroundings
 
 T = TypeVar("T")
 
@@ -42,8 +42,8 @@ class Transport(Protocol):
         """Remove one object."""
         ...
 
-    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
-        """Abort unfinished uploads that are ``older_than`` seconds old; return how many."""
+    async def abandoned(self, prefix: str, older_than: float, remove: bool) -> Abandoned:
+        """Unfinished uploads that are ``older_than`` seconds old; ``remove`` aborts them."""
         ...
 
     async def close(self) -> None:
@@ -111,16 +111,19 @@ class ObjectMailbox:
             for found in page:
                 key = found.key.removeprefix(self._root)
                 if found.key.startswith(start) and is_key(key) and key > after:
-                    yield Entry(key, found.size)
+                    yield Entry(key, found.size, found.modified)
 
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
         path = self._root + checked_key(key)
         await self._asked_for(f"DELETE {key}", Meaning.MISSING, lambda: self._transport.delete(path))
 
-    async def remove_abandoned(self, older_than: float = 86_400.0) -> int:
-        """Abort uploads that crashed writers left unfinished, ``older_than`` seconds ago or more; return how many."""
-        return await self._asked("LIST uploads", lambda: self._transport.remove_abandoned(self._root, older_than))
+    async def abandoned(self, older_than: float, *, remove: bool) -> Abandoned:
+        """See :class:`Littered`: uploads in parts that crashed writers left. A thousand at a call.
+
+        Raises :class:`MailboxUnsupported` where they cannot be listed.
+        """
+        return await self._asked("LIST uploads", lambda: self._transport.abandoned(self._root, older_than, remove))
 
     async def surroundings(self) -> Surroundings:
         """See :class:`Described`."""

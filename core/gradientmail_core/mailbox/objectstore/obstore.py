@@ -22,15 +22,16 @@ from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.listing import ListingPage, listing_page
 from gradientmail_core.mailbox.objectstore.location import S3Location
 from gradientmail_core.mailbox.objectstore.signed import Refused
-from gradientmail_core.mailbox.objectstore.uploads import abort_uploads
+from gradientmail_core.mailbox.objectstore.uploads import UPLOADS_UNLISTED, abandoned_uploads
+from gradientmail_core.mailbox.surroundings import Abandoned
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider
 
 AskForPage: TypeAlias = Callable[[str, str, str], ListingPage]
 """Prefix, path to begin after, token of the page; blocks."""
-AbortUploads: TypeAlias = Callable[[str, float], int]
-"""Prefix and age in seconds; blocks."""
+AskForUploads: TypeAlias = Callable[[str, float, bool], Abandoned]
+"""Prefix, age in seconds, whether to abort them; blocks."""
 
 PART = 8 << 20
 PARTS_AT_ONCE = 4
@@ -52,10 +53,10 @@ def s3_transport(location: S3Location, credentials: CredentialSource | None) -> 
     def ask(prefix: str, after: str, token: str) -> ListingPage:
         return listing_page(location, credentials.newest, prefix, after, token)
 
-    def abort(prefix: str, older_than: float) -> int:
-        return abort_uploads(location, credentials.newest, prefix, older_than)
+    def uploads(prefix: str, older_than: float, remove: bool) -> Abandoned:
+        return abandoned_uploads(location, credentials.newest, prefix, older_than, remove)
 
-    return ObstoreTransport(store, ask, abort)
+    return ObstoreTransport(store, ask, uploads)
 
 
 def s3_store(location: S3Location, credentials: CredentialSource | None) -> ObjectStore:
@@ -93,12 +94,12 @@ def azure_store(
 
 
 class ObstoreTransport:
-    """One bucket or container. ``ask`` makes listings and ``abort`` ends uploads, where obstore cannot."""
+    """One bucket or container. ``ask`` makes listings and ``uploads`` finds unfinished ones, where obstore cannot."""
 
-    def __init__(self, store: ObjectStore, ask: AskForPage | None = None, abort: AbortUploads | None = None) -> None:
+    def __init__(self, store: ObjectStore, ask: AskForPage | None = None, uploads: AskForUploads | None = None) -> None:
         self._store = store
         self._ask = ask
-        self._abort = abort
+        self._uploads = uploads
         self._reached = False
 
     async def get(self, path: str, limit: int | None) -> bytes:
@@ -124,19 +125,16 @@ class ObstoreTransport:
         directory = prefix.rpartition("/")[0] or None
         async for objects in obstore.list(self._store, directory, offset=after or None, chunk_size=LIST_PAGE):
             self._reached = True
-            yield [Entry(found["path"], found["size"]) for found in objects]
+            yield [Entry(found["path"], found["size"], found["last_modified"].timestamp()) for found in objects]
 
     async def delete(self, path: str) -> None:
         await obstore.delete_async(self._store, path)
         self._reached = True
 
-    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
-        if self._abort is None:
-            raise MailboxUnsupported(
-                "Unfinished uploads cannot be listed here.",
-                "Give the bucket a lifecycle rule that aborts them; Azure forgets them after a week by itself.",
-            )
-        return await asyncio.to_thread(self._abort, prefix, older_than)
+    async def abandoned(self, prefix: str, older_than: float, remove: bool) -> Abandoned:
+        if self._uploads is None:
+            raise MailboxUnsupported(*UPLOADS_UNLISTED)
+        return await asyncio.to_thread(self._uploads, prefix, older_than, remove)
 
     async def close(self) -> None:
         """Nothing to release: connections close with the store."""

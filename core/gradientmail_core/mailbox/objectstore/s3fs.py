@@ -28,6 +28,7 @@ from gradientmail_core.mailbox.base import Body, Entry
 from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.location import S3Location
+from gradientmail_core.mailbox.surroundings import Abandoned
 
 T = TypeVar("T")
 Untyped: TypeAlias = Any  # what aiobotocore returns
@@ -54,6 +55,7 @@ class _Client(Protocol):
     def complete_multipart_upload(self, **query: object) -> Response: ...
     def abort_multipart_upload(self, **query: object) -> Response: ...
     def list_multipart_uploads(self, **query: object) -> Response: ...
+    def list_parts(self, **query: object) -> Response: ...
     def close(self) -> Awaitable[None]: ...
 
 
@@ -105,7 +107,7 @@ class S3fsTransport:
         query = {"Bucket": self._bucket, "Prefix": prefix} | ({"StartAfter": after} if after else {})
         while True:
             page = await client.list_objects_v2(**query)
-            yield [Entry(found["Key"], found["Size"]) for found in page.get("Contents", ())]
+            yield [_entry(found) for found in page.get("Contents", ())]
             if not page.get("IsTruncated"):
                 return
             query["ContinuationToken"] = page["NextContinuationToken"]
@@ -114,14 +116,18 @@ class S3fsTransport:
         client = await self._client()
         await client.delete_object(Bucket=self._bucket, Key=path)
 
-    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
+    async def abandoned(self, prefix: str, older_than: float, remove: bool) -> Abandoned:
         client = await self._client()
         found = await client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix)
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         old = [upload for upload in found.get("Uploads", ()) if _age(upload, now) >= timedelta(seconds=older_than)]
+        size = 0
         for upload in old:
-            await client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-        return len(old)
+            where = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            size += sum(part["Size"] for part in (await client.list_parts(**where)).get("Parts", ()))
+            if remove:
+                await client.abort_multipart_upload(**where)
+        return Abandoned(len(old), size)
 
     async def close(self) -> None:
         client = await self._client()
@@ -272,6 +278,11 @@ async def _aborted(client: _Client, where: dict[str, str]) -> None:
         await client.abort_multipart_upload(**where)
     except (BotoCoreError, ClientError, aiohttp.ClientError, OSError):
         return  # a sweep of unfinished uploads, or the bucket's lifecycle rule, takes it later
+
+
+def _entry(found: dict[str, Untyped]) -> Entry:
+    written = found.get("LastModified")
+    return Entry(found["Key"], found["Size"], written.timestamp() if written else None)
 
 
 def _age(upload: dict[str, datetime], now: datetime) -> timedelta:

@@ -13,6 +13,12 @@ from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import Credentials
 from gradientmail_core.mailbox.objectstore.location import S3Location
 from gradientmail_core.mailbox.objectstore.signed import Opener, Refused, asked
+from gradientmail_core.mailbox.surroundings import Abandoned
+
+UPLOADS_UNLISTED = (
+    "Unfinished uploads cannot be listed here.",
+    "Give the bucket a lifecycle rule that aborts them; Azure forgets them after a week by itself.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +30,37 @@ class Upload:
     age: float
 
 
-def abort_uploads(
-    location: S3Location, credentials: Credentials, prefix: str, older_than: float, send: Opener | None = None
-) -> int:
-    """Abort uploads below ``prefix`` that are ``older_than`` seconds old or more; return how many. Blocks.
+def abandoned_uploads(
+    location: S3Location,
+    credentials: Credentials,
+    prefix: str,
+    older_than: float,
+    remove: bool,
+    send: Opener | None = None,
+) -> Abandoned:
+    """Uploads below ``prefix`` that are ``older_than`` seconds old or more; ``remove`` aborts them. Blocks.
 
-    Raises :class:`Refused` or :class:`OSError`. One page of a thousand uploads at a call.
+    Raises :class:`Refused` or :class:`OSError`. One page of a thousand uploads at a call, and of each upload's size
+    the first thousand parts.
     """
     found = asked(location, credentials, {"uploads": "", "prefix": prefix}, send=send)
-    old = [each for each in parsed_uploads(found.body, found.date) if each.age >= older_than]
+    uploads = parsed_uploads(found.body, found.date)
+    old = [each for each in uploads if each.age >= older_than and each.key.startswith(prefix)]
+    size = 0
     for each in old:
-        if each.key.startswith(prefix):
+        parts = asked(location, credentials, {"uploadId": each.id}, key=each.key, send=send)
+        size += parsed_parts(parts.body)
+        if remove:
             asked(location, credentials, {"uploadId": each.id}, method="DELETE", key=each.key, send=send)
-    return len(old)
+    return Abandoned(len(old), size)
+
+
+def parsed_parts(document: bytes) -> int:
+    """The bytes of the parts in an answer; :class:`Refused` for anything else."""
+    try:
+        return sum(int(part.findtext("{*}Size", "0")) for part in ElementTree.fromstring(document).iterfind("{*}Part"))
+    except (ElementTree.ParseError, ValueError) as error:
+        raise Refused(Answer(None, "MalformedListing")) from error
 
 
 def parsed_uploads(document: bytes, date: str) -> tuple[Upload, ...]:

@@ -12,6 +12,7 @@ from gradientmail_core.mailbox.objectstore import Credentials
 from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.objects import ObjectMailbox
+from gradientmail_core.mailbox.surroundings import Abandoned
 
 
 class Refused(Exception):
@@ -56,8 +57,8 @@ class Library:
     async def delete(self, path: str) -> None:
         await self._meet(f"delete {path}")
 
-    async def remove_abandoned(self, prefix: str, older_than: float) -> int:
-        return 3
+    async def abandoned(self, prefix: str, older_than: float, remove: bool) -> Abandoned:
+        return Abandoned(3, 30)
 
     async def close(self) -> None:
         self.closed += 1
@@ -214,7 +215,7 @@ def test_closing() -> None:
 
     async def work() -> None:
         mailbox = over(library)
-        assert await mailbox.remove_abandoned() == 3
+        assert await mailbox.abandoned(0, remove=False) == Abandoned(3, 30)
         await mailbox.close()
         await mailbox.close()
         with pytest.raises(MailboxDenied, match="closed"):

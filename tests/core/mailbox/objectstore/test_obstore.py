@@ -71,7 +71,7 @@ def test_other_clouds_list_through_the_library() -> None:
         assert [entry.key async for entry in mailbox.list("live", after="live/a")] == ["live/b", "lively"]
         assert await mailbox.create("live/a", b"y") is CreateOutcome.TAKEN
         with pytest.raises(MailboxUnsupported, match="lifecycle"):
-            await mailbox.remove_abandoned()
+            await mailbox.abandoned(0, remove=True)
 
     asyncio.run(work())
 

@@ -6,7 +6,8 @@ import pytest
 
 from gradientmail_core.mailbox.objectstore.location import Backend
 from gradientmail_core.mailbox.objectstore.signed import Refused
-from gradientmail_core.mailbox.objectstore.uploads import Upload, parsed_uploads
+from gradientmail_core.mailbox.objectstore.uploads import Upload, parsed_parts, parsed_uploads
+from gradientmail_core.mailbox.surroundings import Abandoned
 from tests.core.mailbox.servers import S3Server, client
 
 DATE = "Mon, 30 Nov 2026 12:00:00 GMT"
@@ -15,13 +16,16 @@ DATE = "Mon, 30 Nov 2026 12:00:00 GMT"
 @pytest.mark.parametrize("backend", ["s3fs", "obstore"])
 def test_uploads_that_a_crash_left_are_removed(seaweedfs_server: S3Server, backend: Backend) -> None:
     s3, bucket, prefix = client(seaweedfs_server.endpoint_url), seaweedfs_server.bucket, f"crashed-{backend}"
-    for key in (f"{prefix}/a", f"{prefix}/b c", f"other-{backend}/c"):
-        s3.create_multipart_upload(Bucket=bucket, Key=key)
+    keys = (f"{prefix}/a", f"{prefix}/b c", f"other-{backend}/c")
+    ids = {key: s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"] for key in keys}
+    s3.upload_part(Bucket=bucket, Key=keys[0], UploadId=ids[keys[0]], PartNumber=1, Body=b"x" * 1000)
 
     async def work() -> None:
         mailbox = seaweedfs_server.mailbox(prefix, backend)
-        assert await mailbox.remove_abandoned(3600) == 0
-        assert await mailbox.remove_abandoned(-60) == 2
+        assert await mailbox.abandoned(3600, remove=True) == Abandoned(0, 0)
+        for remove in (False, True):
+            assert await mailbox.abandoned(-60, remove=remove) == Abandoned(2, 1000)
+        assert await mailbox.abandoned(-60, remove=True) == Abandoned(0, 0)
         await mailbox.close()
 
     asyncio.run(work())
@@ -45,3 +49,10 @@ def test_ages_are_by_the_stores_clock() -> None:
 def test_what_is_no_such_listing_is_refused(document: bytes, date: str) -> None:
     with pytest.raises(Refused):
         parsed_uploads(document, date)
+
+
+@pytest.mark.parametrize("document", [b"", b"<R><Part><Size>many</Size></Part></R>"])
+def test_what_is_no_list_of_parts_is_refused(document: bytes) -> None:
+    assert parsed_parts(b"<R><Part><Size>5</Size></Part><Part><Size>7</Size></Part></R>") == 12
+    with pytest.raises(Refused):
+        parsed_parts(document)
