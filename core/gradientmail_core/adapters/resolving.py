@@ -39,6 +39,12 @@ def resolve(model: object, *, buffers: Literal["local", "mean"] = "local") -> Mo
     )
 
 
+def framework_of(model: Model) -> str:
+    """``torch`` or ``mlx``; empty for a model that brought its own adapter."""
+    modules = [kind.__module__ for kind in type(model).__mro__ if kind.__module__.startswith(f"{__package__}.")]
+    return modules[0].rpartition(".")[2].partition("_")[0] if modules else ""
+
+
 def _is_torch(model: object) -> TypeGuard["nn.Module"]:
     import torch
 

@@ -3,7 +3,11 @@
 Progress appears on a terminal only; in a file or a pipe there are just the lines.
 """
 
+import json
+from pathlib import Path
 from typing import TextIO
+
+from gradientmail_core.errors import ConfigurationError
 
 CLEAR = "\r\x1b[2K"
 
@@ -27,3 +31,12 @@ class Console:
     def _write(self, text: str) -> None:
         self._out.write((CLEAR if self._live else "") + text)
         self._out.flush()
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value``; its directory is made. Raises :class:`ConfigurationError` if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.", "Use another file.") from error

@@ -6,16 +6,14 @@ does. Everything is tried below a prefix of its own and removed again.
 
 import argparse
 import asyncio
-import json
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gradientmail_core.cli.console import Console
+from gradientmail_core.cli.console import Console, write_json
 from gradientmail_core.clock import SystemClock
-from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.mailbox import open_mailbox
 from gradientmail_core.mailbox.checks import CHECKS
 from gradientmail_core.mailbox.examination import Examination, Finding, Grade, Verdict, advice, examined
@@ -34,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     examination = asyncio.run(_examined(options.url, options.mebibytes << 20, options.races, console))
     console.line(f"\n{examination.url} is {examination.verdict}. {advice(examination)}")
     if options.json is not None:
-        _write(options.json, examination)
+        write_json(options.json, examination.as_json())
     return EXIT_CODES[examination.verdict]
 
 
@@ -85,11 +83,3 @@ def as_text(finding: Finding) -> str:
     lines = textwrap.wrap(finding.observation, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
     remedy = textwrap.wrap(finding.remedy, WIDTH, initial_indent=" " * len(head), subsequent_indent=" " * len(head))
     return "\n".join([*lines, *remedy])
-
-
-def _write(path: Path, examination: Examination) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(examination.as_json(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.", "Use another file.") from error

@@ -11,7 +11,7 @@ from gradientmail_core.engine.run import Board, Host
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import RunWaited
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
-from gradientmail_core.protocol.leases import LEARNING, is_alive
+from gradientmail_core.protocol.leases import LEARNING, is_alive, lease_body
 
 LEASES_KEPT_TIMEOUTS = 10
 WAITING_POLL_SECONDS = 1.0
@@ -41,7 +41,7 @@ class Presence:
         self.state = state or self.state
         number, self._number = self._number, self._number + 1
         lease = LeaseKey(self._host.node, number, self.state, self._local_step(), self._host.incarnation)
-        await self._host.mailbox.put(lease.path, b"{}")
+        await self._host.mailbox.put(lease.path, lease_body(self._host.framework))
         self._board.own_beat(lease)
         self._old.append(lease)
         while len(self._old) > 2:

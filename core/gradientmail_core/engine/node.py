@@ -30,7 +30,7 @@ from gradientmail_core.events import (
     SnapshotRefused,
 )
 from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
-from gradientmail_core.protocol.leases import LEARNING, is_alive
+from gradientmail_core.protocol.leases import LEARNING, is_alive, lease_body
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
@@ -342,7 +342,7 @@ class Node:
         self._state = state_of(self._role, state or self._state)
         number, self._beat_number = self._beat_number, self._beat_number + 1
         lease = LeaseKey(self._host.node, number, self._state, self._local_step(), self._host.incarnation)
-        await self._host.mailbox.put(lease.path, b"{}")
+        await self._host.mailbox.put(lease.path, lease_body(self._host.framework))
         self.board.own_beat(lease)
         self._old_beats.append(lease)
         while len(self._old_beats) > 2:

@@ -40,7 +40,7 @@ STRAYS_REMEMBERED = 10_000
 class Host:
     """One process in a run: its name, its incarnation (new with each start), and its ways to the world.
 
-    ``link`` knows how fast its uploads are.
+    ``link`` knows how fast its uploads are, ``framework`` names what the node trains with, for people.
     """
 
     node: str
@@ -51,6 +51,7 @@ class Host:
     timeouts: Timeouts
     emit: Callback
     link: Link = field(default_factory=Link)
+    framework: str = ""
 
     def nonce(self) -> str:
         """Fresh hex for one attempt at a record."""

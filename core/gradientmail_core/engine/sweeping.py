@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.run import Board, Host, Run
+from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.exchange import Decided, read_round
 from gradientmail_core.protocol.keys import BLOBS, ClaimKey, DeltaKey, HeadKey, blob_round
 from gradientmail_core.protocol.records import Section
@@ -163,7 +164,7 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
         return
     named: set[str] = set()
     for fragment, open_round in board.open_rounds.items():
-        here = await _named_since(host, run, fragment, open_round // run.fragments - 1)
+        here = await named_since(host.mailbox, run.id, fragment, run.fragments, open_round // run.fragments - 1)
         if here is None:
             return
         named |= here
@@ -176,13 +177,16 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
             await host.mailbox.delete(key)
 
 
-async def _named_since(host: Host, run: Run, fragment: int, newest: int) -> set[str] | None:
-    """What the versions since the second newest whole one name; None if one of their records was not found."""
+async def named_since(mailbox: Mailbox, run: str, fragment: int, fragments: int, newest: int) -> set[str] | None:
+    """Every payload that a fragment's versions name from the second newest whole one to ``newest``.
+
+    None if one of their records was not found: then nothing is known to be needless.
+    """
     named: set[str] = set()
     whole = 0
     for version in range(newest, 0, -1):
-        round = version * run.fragments + fragment
-        state = await read_round(host.mailbox, run.id, round)
+        round = version * fragments + fragment
+        state = await read_round(mailbox, run, round)
         if not isinstance(state, Decided):
             return None
         named.update(section.key for section in state.record.sections)

@@ -7,7 +7,7 @@ are copied on the way in: a caller may reuse its buffer as soon as the call retu
 import threading
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from gradientmail_core.errors import PayloadTooLarge
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix
@@ -16,10 +16,14 @@ _AFTER_EVERY_KEY = "\x7f"  # greater than any character of a key
 
 
 class MemoryMailbox:
-    """Objects in a dictionary, with their keys kept sorted so that a listing costs what it returns."""
+    """Objects in a dictionary, with their keys kept sorted so that a listing costs what it returns.
 
-    def __init__(self, name: str = "") -> None:
+    ``now`` is the store's clock, in seconds since 1970.
+    """
+
+    def __init__(self, name: str = "", now: Callable[[], float] = time.time) -> None:
         self._name = name
+        self._now = now
         self._lock = threading.Lock()
         self._objects: dict[str, bytes] = {}
         self._written: dict[str, float] = {}
@@ -72,7 +76,7 @@ class MemoryMailbox:
             if not known:
                 insort(self._keys, key)
             self._objects[key] = body
-            self._written[key] = time.time()
+            self._written[key] = self._now()
             return True
 
     def _entries(self, prefix: str, after: str) -> tuple[Entry, ...]:

@@ -8,15 +8,19 @@ listing keeps its last beat and its age, because absence proves nothing. Leaving
 ``progress_timeout`` is alive but not waited for until it moves again.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from gradientmail_core.protocol.fields import Rejected, canonical_json, guarded, parse_object
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
 
 LEARNING: frozenset[LeaseState] = frozenset({"t", "w", "l", "v"})
 TRAINING: frozenset[LeaseState] = frozenset({"t", "l"})
 JOINING_LEASES = 10
+LEASE_LONGEST = 1024
+_FRAMEWORK = re.compile(r"[a-z0-9_.-]{1,40}\Z", re.ASCII)
 CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
 
 
@@ -47,6 +51,21 @@ class Roster:
     """Every node of which a beat was ever seen, in name order."""
 
     nodes: Mapping[str, Presence] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def lease_body(framework: str) -> bytes:
+    """What a beat's object holds, for people alone: what its node trains with. Nodes read only keys."""
+    return canonical_json({"framework": framework} if framework else {})
+
+
+def framework_in(body: bytes) -> str:
+    """What :func:`lease_body` was given; empty for anything else."""
+
+    def parse() -> str:
+        return parse_object(body, LEASE_LONGEST).text("framework", _FRAMEWORK)
+
+    found = guarded(parse)
+    return "" if isinstance(found, Rejected) else found
 
 
 def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: Timeouts) -> Roster:

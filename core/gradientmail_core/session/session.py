@@ -28,7 +28,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from gradientmail_core.adapters import resolve
+from gradientmail_core.adapters import framework_of, resolve
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.clock import SystemClock
@@ -115,6 +115,7 @@ class Session(Readings):
             random=entropy,
             timeouts=Timeouts(lease_timeout, progress_timeout),
             emit=emit,
+            framework=framework_of(self._model),
         )
         self._loop: Loop | None = None
         self._news = threading.Event()
