@@ -1,5 +1,7 @@
 """Low-communication training over a mailbox, for any framework (``import gradientmail_core as gm``)."""
 
+from typing import TYPE_CHECKING
+
 from gradientmail_core.algorithms.alignment import Adaptive, Blend, Carry, Eager, Overwrite
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip, Strengthen
@@ -25,6 +27,9 @@ from gradientmail_core.mailbox import DirectoryMailbox, Mailbox, MemoryMailbox, 
 from gradientmail_core.patterns.shared_queue import SharedQueue
 from gradientmail_core.session import Session, align
 
+if TYPE_CHECKING:
+    from gradientmail_core.mailbox.objectstore import Credentials, S3Mailbox
+
 __all__ = [
     "SGD",
     "Adam",
@@ -34,6 +39,7 @@ __all__ = [
     "ByBytes",
     "Carry",
     "ConfigurationError",
+    "Credentials",
     "DiLoCo",
     "DirectoryMailbox",
     "Eager",
@@ -56,6 +62,7 @@ __all__ = [
     "RankLost",
     "Rda",
     "RunMismatch",
+    "S3Mailbox",
     "SchemaMismatch",
     "Session",
     "SessionClosed",
@@ -70,3 +77,14 @@ __all__ = [
     "log_event",
     "open_mailbox",
 ]
+
+_OBJECT_STORES = frozenset({"Credentials", "S3Mailbox"})
+
+
+def __getattr__(name: str) -> object:
+    """What object stores need is loaded when it is first asked for."""
+    if name not in _OBJECT_STORES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gradientmail_core.mailbox import objectstore
+
+    return getattr(objectstore, name)

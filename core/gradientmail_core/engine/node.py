@@ -31,6 +31,7 @@ from gradientmail_core.events import (
 )
 from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
 from gradientmail_core.protocol.leases import LEARNING, is_alive, lease_body
+from gradientmail_core.protocol.records import StoreClass
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
@@ -125,6 +126,12 @@ class Node:
         if run.manifest.store != "none":
             await refuse_overwriting(self._host, self._old_beats[-1].path)
         self.board.host = self._host = replace(self._host, mailbox=guarded(self._host, nature_of(run.manifest)))
+
+    @property
+    def store(self) -> StoreClass:
+        """What the run's store was found to be."""
+        assert self._run is not None, "join comes first"
+        return self._run.manifest.store
 
     async def wait_for_nodes(self) -> None:
         """Until ``min_nodes`` nodes train or wait; says whom it sees, at growing intervals.

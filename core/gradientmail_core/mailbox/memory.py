@@ -83,4 +83,4 @@ class MemoryMailbox:
         with self._lock:
             start = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
             stop = bisect_left(self._keys, prefix + _AFTER_EVERY_KEY)
-            return tuple(Entry(key, len(self._objects[key]), self._written[key]) for key in self._keys[start:stop])
+            return tuple(Entry(key, len(self._objects[key]), self._written.get(key)) for key in self._keys[start:stop])

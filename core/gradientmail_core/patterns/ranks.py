@@ -25,6 +25,7 @@ class Ranks:
     def __init__(self, party: Party, count: int) -> None:
         if not 1 <= count <= RANKS_MOST:
             raise ConfigurationError(f"ranks is {count!r}.", f"Use 1 to {RANKS_MOST}.")
+        party.check_claims("Ranks")
         self._party = party
         self._count = count
         self._takers: dict[RankKey, Claim | None] = {}
@@ -49,6 +50,8 @@ class Ranks:
 
     async def holds(self, key: RankKey) -> bool:
         """Whether this node still holds the rank it took; if not, its term is removed."""
+        if self._party.store == "racy":
+            self._takers.pop(key, None)  # another's claim may have come over it, late
         terms = await self._terms()
         with_own = sorted({*terms[key.rank], key}, key=lambda each: each.term)  # a listing may lag
         if self._holder(with_own) == self._party.node:

@@ -1,6 +1,7 @@
 """Units of work dealt through the mailbox, in blocks: the ledger of one queue as one node sees it.
 
-A block is held by its highest claim, created once, so two living nodes never hold the same one. It may be claimed
+A block is held by its highest claim, created once, so two living nodes never hold the same one (on a store whose
+creates race they do so at worst for a while, and work twice). It may be claimed
 anew when its holder is gone, or released it, saying how many units it had finished. A finished block is one record;
 its claims are removed. Who finishes a block that was taken from it meanwhile has only worked twice: nothing is lost,
 and every unit is worked on at least once.
@@ -62,6 +63,7 @@ class UnitLedger:
                 f"A queue of {units!r} units in blocks of {block!r} cannot be dealt.",
                 f"Use 0 to {UNITS_MOST:,} units and blocks of 1 or more.",
             )
+        party.check_claims("Units of a shared queue")
         self._party = party
         self._name = checked_name(name, "queue")
         self._units = units

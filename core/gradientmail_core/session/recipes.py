@@ -38,12 +38,13 @@ class Recipes:
             run=engine.run_id,
             node=host.node,
             incarnation=host.incarnation,
-            mailbox=host.mailbox,
+            mailbox=engine.board.host.mailbox,
             clock=host.clock,
             period=host.timeouts.period,
             nonce=host.nonce,
             alive=engine.board.may_live,
             emit=host.emit,
+            store=engine.store,
         )
 
     def shared_queue(

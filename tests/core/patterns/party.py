@@ -5,7 +5,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from gradientmail_core.events import Event
-from gradientmail_core.mailbox import MemoryMailbox
+from gradientmail_core.mailbox import MemoryMailbox, ReadBackMailbox
+from gradientmail_core.mailbox.base import StoreClass
 from gradientmail_core.patterns.party import Party
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop, run_virtually
 
@@ -24,20 +25,22 @@ class Town:
         self.events: list[Event] = []
         self.processes = 0
 
-    def party(self, node: str) -> Party:
+    def party(self, node: str, store: StoreClass = "atomic") -> Party:
         """A process of a node; another incarnation with each call."""
         self.processes += 1
+        clock = VirtualClock(self.loop)
         entropy = random.Random(self.processes)
         return Party(
             run=RUN,
             node=node,
             incarnation=f"{self.processes:016x}",
-            mailbox=self.mailbox,
-            clock=VirtualClock(self.loop),
+            mailbox=ReadBackMailbox(self.mailbox, clock) if store == "racy" else self.mailbox,
+            clock=clock,
             period=2.0,
             nonce=lambda: f"{entropy.getrandbits(64):016x}",
             alive=lambda name, since: name not in self.dead,
             emit=self.events.append,
+            store=store,
         )
 
     def keys(self, prefix: str) -> list[str]:
