@@ -46,6 +46,7 @@ OWN = frozenset(
         "error_feedback",
         "compression",
         "merge_memory",
+        "flush_on_close",
     }
 )
 """Settings that are each node's own."""
@@ -66,6 +67,9 @@ class DiLoCo:
     * ``grace_seconds``: how long a closer waits for others after quorum; None adapts to the step time.
     * ``follow``: False publishes at the due step only; None publishes a step or more early when the round is
       about to close without this node; a number does so as soon as that many others have published.
+    * ``flush_on_close``: a node that leaves publishes what it trained since each fragment's last round, and waits for
+      the rounds that take it in. A round in which only leaving nodes take part moves the parameters by the outer rate
+      times their mean delta, without momentum.
     * ``alignment``: what becomes of the steps that a node trained since its snapshot when a commit arrives.
     * ``stale``: whether a node whose snapshot was not merged drops that work ("reject") or keeps it on top of the
       commit for the next round ("rebase", three rounds in a row at most).
@@ -113,6 +117,7 @@ class DiLoCo:
     merge_memory: int = 2**29
     tokens_per_step_max: int = 2**24
     global_batch_size: int | None = None
+    flush_on_close: bool = False
     delta_dtype: InitVar[str | None] = None
     commit_dtype: InitVar[str | None] = None
     mixing: InitVar[float | None] = None

@@ -238,6 +238,18 @@ def outer_settings(outer: Outer) -> Settings:
     return outer.settings()
 
 
+def without_memory(outer: Outer) -> SGD:
+    """The step of a round that is nobody's beginning: the optimizer's rate times the delta, its state left as it is.
+
+    Adam's rate is in units of parameters; in its place the delta itself is taken.
+    """
+    match outer:
+        case Nesterov() | HeavyBall() | SGD():
+            return SGD(outer.lr, outer.scale_with_participants)
+        case _:
+            return SGD(1.0)
+
+
 def outer_from(settings: Mapping[str, object]) -> Outer:
     """The outer optimizer that ``settings`` describes; :class:`ConfigurationError` if there is none such."""
     return named_from(settings, _KNOWN, "outer optimizer")

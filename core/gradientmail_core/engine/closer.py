@@ -176,6 +176,8 @@ class Closer(ChainView):
     def _take_own(self, fetching: dict[str, asyncio.Task[None]]) -> None:
         """This node's own snapshot needs no request."""
         me, own = self._host.node, self.published
+        if me in fetching and fetching[me].done():
+            fetching[me].result()
         if own is not None and own.round == self.round and me not in self.gathering.heard and me not in fetching:
             fetching[me] = asyncio.ensure_future(self._fetch(me, self.round))
 
@@ -194,8 +196,7 @@ class Closer(ChainView):
 
     def _fetch_missing(self, fetching: dict[str, asyncio.Task[None]]) -> None:
         expected = set(self._board.live_learners()) | self._board.deltas.get(self.round, set())
-        if self.published is not None and self.published.round == self.round:
-            expected.add(self._host.node)
+        expected.discard(self._host.node)  # its own is taken as soon as it is there
         for node in sorted(expected - self.gathering.heard):
             if node in fetching and fetching[node].done():
                 fetching[node].result()

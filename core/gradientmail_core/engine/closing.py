@@ -16,7 +16,7 @@ import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.merge import Contribution, Merged, norm_of, piece_squares
-from gradientmail_core.algorithms.outer import restated
+from gradientmail_core.algorithms.outer import restated, without_memory
 from gradientmail_core.algorithms.reduction import Totals
 from gradientmail_core.algorithms.schedule import first_due_after
 from gradientmail_core.algorithms.spool import Spool
@@ -133,7 +133,10 @@ def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Seque
     merged: Merged = run.settings.merge(contributions, layout)
     master = theta.copy() if outer.residual is None else theta + outer.residual
     arrays = tuple(part.copy() for part in outer.arrays)
-    run.settings.outer.step(master, merged.delta, arrays, head.version + 1, len(accepted))
+    if all(snapshot.record.final for snapshot in accepted):
+        without_memory(run.settings.outer).step(master, merged.delta, (), head.version + 1, len(accepted))
+    else:
+        run.settings.outer.step(master, merged.delta, arrays, head.version + 1, len(accepted))
     _average_buffers(layout, theta, merged.delta, master, arrays)
     for part in arrays:
         restated(part, codec_named(run.settings.momentum_dtype))
@@ -244,6 +247,7 @@ def round_record(
         estimates=estimates,
         cosine=cosine,
         merged_tokens=min(head.merged_tokens + sum(participant.tokens for participant in participants), COUNT_MAX),
+        final=gathering.final,
     )
 
 

@@ -113,7 +113,10 @@ class Follower(Closer):
         known = set(self._board.deltas.get(self.round, ()))
         if self.published is not None and self.published.round == self.round:
             known.add(self._host.node)
+        if now < self._expected_at():  # the last snapshots of who leaves may come at any time
+            known -= self._board.leavers()
         if len(known) < self._needed():
+            self._quorum_known_at = None
             return NEVER
         if self._quorum_known_at is None:
             self._quorum_known_at = now

@@ -94,6 +94,8 @@ class Fragment(Follower):
         own = [one.weight for one in record.participants if one.node == self._host.node] if record is not None else []
         if state is None or before is None or before[0] != previous.digest or record is None or not own:
             return None
+        if record.final:  # it took another step than the optimizer's
+            return None
         count, outer = len(record.participants), self._run.settings.outer
         there, here = Reached(held, before[1].arrays), Reached(self.theta, state)
         delta = await self._host.clock.compute(lambda: outer.delta_between(there, here, self.head.version, count))

@@ -50,14 +50,20 @@ class Gathering:
     quorum_at: float | None = None
     heard: frozenset[str] = field(default_factory=frozenset)
 
+    @property
+    def final(self) -> bool:
+        """True if only nodes that leave take part."""
+        return bool(self.accepted) and all(snapshot.record.final for snapshot in self.accepted)
+
 
 def with_accepted(gathering: Gathering, snapshot: Accepted, now: float) -> Gathering:
-    """The gathering after a snapshot was accepted."""
+    """The gathering after a snapshot was accepted. A leaving node's may come at any time and begins nothing."""
+    begins = gathering.first_at is None and not snapshot.record.final
     return replace(
         gathering,
         accepted=(*gathering.accepted, snapshot),
         heard=gathering.heard | {snapshot.record.node},
-        first_at=now if gathering.first_at is None else gathering.first_at,
+        first_at=now if begins else gathering.first_at,
     )
 
 

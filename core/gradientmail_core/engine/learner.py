@@ -35,7 +35,7 @@ class Snapshot:
     """A fragment as trained, on its way to the mailbox; ``values`` becomes the delta in place.
 
     ``record`` is the digest of the record it was trained from and ``base`` what the model held of the parameters
-    committed there.
+    committed there. A ``final`` one is the last of a node that leaves.
     """
 
     fragment: int
@@ -48,6 +48,7 @@ class Snapshot:
     local_step: int
     step_seconds: float
     early: bool
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ class Learner:
         delivered: Callable[[], None] = lambda: None,
         resumed: LearnerState | None = None,
         kept: frozenset[int] = frozenset(),
+        flush: bool = False,
     ) -> None:
         self._model = model
         self._layouts = layouts
@@ -240,6 +242,7 @@ class Learner:
         self._delivered = delivered
         self._inbox: deque[Message] = deque()
         self._finishing = False
+        self._flush = flush
         self._early: frozenset[int] = frozenset()
         self._spare: dict[int, deque[Flat]] = {layout.fragment: deque() for layout in layouts}
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
@@ -287,6 +290,7 @@ class Learner:
             case Commit():
                 if message.head.version > self.state.tracks[message.head.fragment].version:
                     self._write(message)
+                    self._publish_rest()
             case Overdue():
                 self.state = overdue(self.state, message.fragment)
             case Wanted():
@@ -296,11 +300,17 @@ class Learner:
                 assert_never(message)
 
     def finish(self) -> None:
-        """Publish nothing more; what is outstanding still ends."""
+        """Publish nothing more, but for what was trained since each fragment's last round if that is to be flushed.
+
+        What is outstanding still ends.
+        """
         self._finishing = True
+        self.align()
+        self._publish_rest()
 
     def settle(self) -> None:
         """Write every delivered commit, then set the whole model to the newest commits it was aligned with."""
+        self._flush = False
         self.align()
         for aligner in self._aligners:
             aligner.settle()
@@ -374,6 +384,14 @@ class Learner:
         if self._next_due <= self.state.local_step:
             self._next_due = self.state.local_step + 1
 
+    def _publish_rest(self) -> None:
+        """Publish the last snapshots of a node that leaves, of what has no other outstanding."""
+        if not (self._finishing and self._flush):
+            return
+        for fragment, track in enumerate(self.state.tracks):
+            if track.outstanding is None and self.state.local_step > track.step_then:
+                self._publish_one(fragment)
+
     def _publish_one(self, fragment: int) -> None:
         snapshot = self._snapshot(fragment)
         self._aligners[fragment].taken(snapshot.values, snapshot.version)
@@ -397,6 +415,7 @@ class Learner:
             local_step=self.state.local_step,
             step_seconds=median(self._step_times) if self._step_times else 0.0,
             early=self.state.global_step < track.due,
+            final=self._finishing,
         )
 
 

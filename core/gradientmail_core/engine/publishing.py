@@ -65,6 +65,7 @@ def encoded_snapshot(
             local_step=snapshot.local_step,
             step_seconds=snapshot.step_seconds,
             early=snapshot.early,
+            final=snapshot.final,
         )
         texts.append(record.encoded())
         return {SNAPSHOT_METADATA: texts[-1]}

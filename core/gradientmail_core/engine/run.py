@@ -156,6 +156,11 @@ class Board:
         """Live closers in their order of claim on a fragment, or on all of them at once where one node closes all."""
         return rendezvous(run.id, 0 if run.one_closer else fragment, self.live_closers())
 
+    def leavers(self) -> set[str]:
+        """Nodes that are leaving, or have left; this one as soon as it knows."""
+        others = {node for node, presence in self.roster.nodes.items() if presence.lease.state in ("d", "x")}
+        return others | {self.host.node} if self.leaving else others
+
     def joining(self) -> bool:
         """True while some node is loading payloads."""
         return joining(self.roster, self.host.clock.now(), self.host.timeouts)

@@ -130,6 +130,7 @@ class RoundRecord:
     ``closer`` who closes it. ``newest_step`` is the run's clock: the newest step the closer had reached or
     seen. ``prev`` is the digest of the fragment's previous record. A round without participants is void: it
     names the sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
+    ``final`` says that only nodes took part that were leaving, and that the outer optimizer's state is as it was.
     """
 
     run: str
@@ -147,6 +148,7 @@ class RoundRecord:
     estimates: Estimates
     cosine: float | None
     merged_tokens: int
+    final: bool = False
     format: int = FORMAT
 
     def encoded(self) -> bytes:
@@ -165,7 +167,7 @@ class SnapshotRecord:
 
     ``base`` is the digest of the record it was trained from, ``data`` the sha256 of the payload's data,
     ``step_seconds`` the node's median step time, ``local_step`` its own step count. ``early`` says that it was taken
-    before its due step, because the round was about to close without it.
+    before its due step, because the round was about to close without it; ``final`` that its node leaves.
     """
 
     run: str
@@ -180,6 +182,7 @@ class SnapshotRecord:
     local_step: int
     step_seconds: float
     early: bool = False
+    final: bool = False
     format: int = FORMAT
 
     def encoded(self) -> str:
@@ -346,6 +349,7 @@ def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
             estimates=_estimates(fields.object("estimates")),
             cosine=fields.optional_number("cosine"),
             merged_tokens=fields.count("merged_tokens"),
+            final=fields.flag("final"),
         )
         if record.round != round:
             raise FieldRefused(f"of round {record.round}")
@@ -378,6 +382,7 @@ def parse_snapshot(text: str, run: str) -> SnapshotRecord | Rejected:
             local_step=fields.count("local_step"),
             step_seconds=_seconds(fields, "step_seconds"),
             early=fields.flag("early"),
+            final=fields.flag("final"),
         )
 
     return guarded(parse)

@@ -205,6 +205,7 @@ class Session(Readings):
             delivered=self._news.set,
             resumed=state,
             kept=stay,
+            flush=algorithm.flush_on_close,
         )
         loop.run(_started(engine, self._learner, commits, self._failed))
         self._recipes = Recipes(self._host, engine, loop, self._held)

@@ -10,4 +10,4 @@ def with_membership(settings: DiLoCo, dice: random.Random) -> DiLoCo:
     """``settings`` with what a node decides about its part drawn anew; as they are in half of the draws."""
     if dice.random() < 1 / 2:
         return settings
-    return replace(settings, follow=dice.choice((settings.follow, 1, 2)))
+    return replace(settings, follow=dice.choice((settings.follow, 1, 2)), flush_on_close=dice.choice((False, True)))

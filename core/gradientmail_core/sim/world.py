@@ -146,6 +146,7 @@ class SimulatedNode:
             publish=engine.publish,
             applied=self._applied,
             now=self.clock.now,
+            flush=self.settings.flush_on_close,
         )
         engine.start(self.learner, commits, lambda failure: None)
         return self.learner

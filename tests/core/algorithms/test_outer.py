@@ -20,6 +20,7 @@ from gradientmail_core.algorithms.outer import (
     restated,
     scale,
     warmed,
+    without_memory,
 )
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.kernels import BLOCK
@@ -158,3 +159,13 @@ def test_a_lossless_restatement_changes_nothing() -> None:
     values = flat(0)
     restated(values, codec_named("F32"))
     assert values.tobytes() == flat(0).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("outer", "rate"),
+    [(Nesterov(0.7), 0.7), (HeavyBall(0.3), 0.3), (SGD(0.5, scale_with_participants=0.5), 1.0), (Adam(), 1.0)],
+)
+def test_without_memory_a_step_is_the_rate_times_the_delta(outer: Outer, rate: float) -> None:
+    theta, delta = np.full(FEW, 2.0, np.float32), np.full(FEW, 0.5, np.float32)
+    without_memory(outer).step(theta, delta, (), 7, participants=4)
+    assert theta == pytest.approx(2.0 - rate * 0.5)

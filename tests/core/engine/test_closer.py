@@ -282,6 +282,25 @@ def test_a_closer_whose_round_is_overdue_looks_before_that() -> None:
     bench(main)
 
 
+def test_a_round_of_last_snapshots_moves_without_momentum_and_leaves_it_as_it_was() -> None:
+    async def main(found: Bench) -> None:
+        found.live("a", "b")
+        found.publish(1.0)
+        await found.snapshot("b", 1.0)
+        await found.advanced()
+        assert found.chain.theta == pytest.approx(-1.5)
+        found.publish(2.0, final=True)
+        await found.snapshot("b", 4.0, final=True)
+        await found.advanced()
+        assert closed(found).final and found.chain.theta == pytest.approx(-4.5)
+        found.publish(1.0)
+        await found.snapshot("b", 1.0, final=True)
+        await found.advanced()
+        assert not closed(found).final and found.chain.theta == pytest.approx(-4.5 - 1.75)
+
+    bench(main, MOMENTUM)
+
+
 def test_a_hint_at_a_round_that_does_not_exist_costs_little() -> None:
     async def placed(place: Place) -> None:
         metered = MeteredMailbox(place.mailbox)

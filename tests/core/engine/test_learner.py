@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradientmail_core.algorithms.alignment import Carry
 from gradientmail_core.algorithms.schedule import is_due
 from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.chain import Head
@@ -226,7 +227,13 @@ class Bench:
     """A learner on a toy model, whose snapshots are collected and whose time is set by hand."""
 
     def __init__(
-        self, *, run: Any = RUN, in_flight: int = 2, overlap_steps: int | None = None, policy: Policy | None = None
+        self,
+        *,
+        run: Any = RUN,
+        in_flight: int = 2,
+        overlap_steps: int | None = None,
+        policy: Policy | None = None,
+        flush: bool = False,
     ) -> None:
         self.model = ToyModel()
         self.run = run
@@ -246,6 +253,7 @@ class Bench:
             applied=self.applied.append,
             now=lambda: self.now,
             delivered=self.wake,
+            flush=flush,
         )
 
     def wake(self) -> None:
@@ -432,6 +440,30 @@ def test_a_learner_that_finishes_publishes_nothing_more() -> None:
     assert [one.fragment for one in bench.snapshots] == [0]
     bench.learner.deliver(bench.next_commit(0, 5.0))
     assert bench.learner.align() and not bench.learner.outstanding
+
+
+def test_a_learner_that_flushes_publishes_what_is_left_of_every_fragment_once() -> None:
+    bench = Bench(flush=True, in_flight=1)
+    bench.train(14)
+    assert [(one.fragment, one.steps, one.final) for one in bench.snapshots] == [(0, 10, False)]
+    bench.learner.finish()
+    assert [(one.fragment, one.steps, one.final) for one in bench.snapshots[1:]] == [(1, 14, True)]
+    bench.learner.deliver(bench.next_commit(0, 5.0))
+    bench.learner.deliver(bench.next_commit(1, 6.0))
+    bench.learner.align()
+    assert len(bench.snapshots) == 2 and not bench.learner.outstanding, "overwritten: nothing is left"
+
+
+def test_what_an_alignment_keeps_is_flushed_after_its_commit() -> None:
+    bench = Bench(flush=True, policy=Policy(Carry()))
+    bench.train(14)
+    bench.learner.finish()
+    bench.learner.deliver(bench.next_commit(0, 5.0))
+    bench.learner.align()
+    assert (bench.snapshots[-1].fragment, bench.snapshots[-1].steps, bench.snapshots[-1].final) == (0, 4, True)
+    bench.learner.deliver(bench.next_commit(0, 4.0))
+    bench.learner.settle()
+    assert bench.learner.outstanding == (1,) and len(bench.snapshots) == 3
 
 
 def test_poison_rolls_the_whole_model_back_with_its_optimizer() -> None:

@@ -360,6 +360,35 @@ def test_the_last_snapshots_of_who_leaves_are_merged_however_long_they_upload(
     virtually(main)
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_who_flushes_leaves_no_step_behind(flush: bool) -> None:
+    async def main(place: Place) -> None:
+        both = replace(QUICK, overlap_steps=0, quorum_size=2, flush_on_close=flush)
+        nodes = [place.launch(name, settings=both, steps=95, min_nodes=2) for name in ("a", "b")]
+        await ended(nodes)
+        records = await tape(place.mailbox)
+        merged = [sum(who.steps for record in records[p::2] for who in record.participants) for p in (0, 1)]
+        assert (sum(merged) == 2 * 2 * 95) is flush
+        assert any(record.final for record in records) is flush
+
+    virtually(main)
+
+
+def test_last_snapshots_in_the_middle_of_a_cycle_wait_for_the_others() -> None:
+    async def main(place: Place) -> None:
+        stays = place.launch("a", settings=replace(QUICK, sync_every=100), steps=500, min_nodes=2)
+        leaves = place.launch("b", settings=replace(QUICK, sync_every=100, flush_on_close=True), steps=330, min_nodes=2)
+        await ended([leaves])
+        assert 35.0 < place.loop.time() < 45.0, "it leaves with the rounds of the cycle it was in"
+        await ended([stays])
+        records = await tape(place.mailbox)
+        last = [record for record in records if "b" in {who.node for who in record.participants}][-2:]
+        assert all({who.node for who in record.participants} == {"a", "b"} and not record.final for record in last)
+        assert not place.events(RoundTakenOver) and all(record.next_step - record.step == 100 for record in records)
+
+    virtually(main)
+
+
 def test_who_leaves_holds_what_was_committed() -> None:
     async def main(place: Place) -> None:
         nodes = [place.launch(name, settings=QUICK, steps=100, min_nodes=2) for name in ("a", "b")]

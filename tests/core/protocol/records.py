@@ -76,6 +76,7 @@ SNAPSHOTS = st.builds(
     local_step=COUNTS,
     step_seconds=SECONDS,
     early=st.booleans(),
+    final=st.booleans(),
 )
 CLAIMS = st.builds(Claim, run=st.just(RUN), node=NODES, incarnation=HEXES, nonce=HEXES)
 MANIFESTS = st.builds(
