@@ -160,6 +160,19 @@ class RoundTakenOver:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncerElected:
+    """This node was elected the run's syncer and holds its training (``serving``), or trains again."""
+
+    node: str
+    serving: bool
+
+    def __str__(self) -> str:
+        if self.serving:
+            return f"{self.node} was elected syncer: it holds its training and closes rounds"
+        return f"{self.node} is no longer the syncer and trains again"
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentAligned:
     """A commit was written into the model; ``merged`` says whether this node's snapshot is in it.
 
@@ -288,6 +301,7 @@ Event: TypeAlias = (
     | RoundCommitted
     | RoundLost
     | RoundTakenOver
+    | SyncerElected
     | FragmentAligned
     | ObjectIgnored
     | PayloadSkipped

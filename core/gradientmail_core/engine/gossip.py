@@ -73,6 +73,7 @@ class GossipNode:
         self._pace = Pace()
         self._first_round = 0
         self._on_failure: Callable[[BaseException], None] = lambda failure: None
+        self.serving = False
         self.failure: BaseException | None = None
 
     # -- entering ------------------------------------------------------------------------------------------

@@ -384,10 +384,18 @@ class Learner:
         if self._next_due <= self.state.local_step:
             self._next_due = self.state.local_step + 1
 
+    def hand_in(self) -> None:
+        """Publish what was trained since each fragment's last round, before the trainer holds for long."""
+        self.align()
+        self._publish_all()
+
     def _publish_rest(self) -> None:
-        """Publish the last snapshots of a node that leaves, of what has no other outstanding."""
-        if not (self._finishing and self._flush):
-            return
+        """Publish the last snapshots of a node that leaves."""
+        if self._finishing and self._flush:
+            self._publish_all()
+
+    def _publish_all(self) -> None:
+        """Publish every fragment that was trained and has no snapshot outstanding."""
         for fragment, track in enumerate(self.state.tracks):
             if track.outstanding is None and self.state.local_step > track.step_then:
                 self._publish_one(fragment)

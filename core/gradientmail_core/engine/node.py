@@ -16,6 +16,7 @@ from gradientmail_core.clock import TimeOver
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
 from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
+from gradientmail_core.engine.office import Office
 from gradientmail_core.engine.polling import own_upload_after
 from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
 from gradientmail_core.engine.publishing import encoded_snapshot
@@ -28,6 +29,7 @@ from gradientmail_core.events import (
     SessionEnded,
     SnapshotPublished,
     SnapshotRefused,
+    SyncerElected,
 )
 from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
 from gradientmail_core.protocol.leases import LEARNING, is_alive, lease_body
@@ -46,7 +48,10 @@ BEATS_LEFT_MOST = 3
 
 
 class Node:
-    """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`."""
+    """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`.
+
+    ``serving`` says that it was elected syncer and that its trainer is to hold.
+    """
 
     def __init__(
         self,
@@ -73,6 +78,9 @@ class Node:
         self._learner: Learner | None = None
         self._run: Run | None = None
         self._on_failure: Callable[[BaseException], None] = lambda failure: None
+        self._on_service: Callable[[], None] = lambda: None
+        self._office: Office | None = None
+        self.serving = False
         self.board = Board(host, closes=role != "learner", trains=role != "syncer")
         self.failure: BaseException | None = None
 
@@ -107,6 +115,7 @@ class Node:
             settings = self._settings or diloco_from(found.manifest.algorithm)
             self._run = run = checked(found, settings, schema, frozen, self._host.mailbox.url)
             await self._take_precautions(run)
+            self._office = Office(self._host, run, self.board) if self._role == "either" else None
             await self._list()
             commits = await load_heads(self._host, run, self.board.hints)
         finally:
@@ -170,15 +179,19 @@ class Node:
         ]
 
     def start(
-        self, learner: Learner | None, commits: Sequence[Commit], on_failure: Callable[[BaseException], None]
+        self,
+        learner: Learner | None,
+        commits: Sequence[Commit],
+        on_failure: Callable[[BaseException], None],
+        on_service: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin to follow, close, beat and list; a syncer has no ``learner``.
 
-        ``on_failure`` is told of a lasting fault, once.
+        ``on_failure`` is told of a lasting fault, once, and ``on_service`` whenever :attr:`serving` changes.
         """
         assert self._run is not None, "join comes first"
         self._learner = learner
-        self._on_failure = on_failure
+        self._on_failure, self._on_service = on_failure, on_service
         self.board.clock = self._global_step
         deliver, hurry = (learner.deliver, learner.hurry) if learner is not None else (_unread, _unhurried)
         self.fragments = [Fragment(self._host, self._run, self.board, commit, deliver, hurry) for commit in commits]
@@ -346,7 +359,7 @@ class Node:
     # -- beats and listings --------------------------------------------------------------------------------
 
     async def _beat(self, state: LeaseState | None = None) -> None:
-        self._state = state_of(self._role, state or self._state)
+        self._state = state_of("syncer" if self.serving else self._role, state or self._state)
         number, self._beat_number = self._beat_number, self._beat_number + 1
         lease = LeaseKey(self._host.node, number, self._state, self._local_step(), self._host.incarnation)
         await self._host.mailbox.put(lease.path, lease_body(self._host.framework))
@@ -375,6 +388,18 @@ class Node:
             for fragment in self.fragments:
                 await fragment.tidy()
             await self._bury()
+            await self._stand()
+
+    async def _stand(self) -> None:
+        """Take part in the election of a syncer, and go by its result; one that is paused does not stand."""
+        if self._office is None or (self._state != "t" and not self.serving):
+            return
+        serving = await self._office.holds()
+        if serving != self.serving and not self.board.leaving:
+            self.serving, self.board.trains = serving, not serving
+            await self._beat("t")
+            self._host.emit(SyncerElected(self._host.node, serving))
+            self._on_service()
 
     async def _list(self) -> None:
         keys: list[LiveKey] = []

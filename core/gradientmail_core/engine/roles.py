@@ -5,6 +5,7 @@ role      trains  closes
 ========  ======  ======  ==========================================================
 both      yes     yes     the default
 learner   yes     never   for nodes with little upload; somebody else must close
+either    yes     yes     stops training and closes for all while the run has elected it its syncer
 syncer    never   yes     needs no training framework; relieves all others of closing
 ========  ======  ======  ==========================================================
 
@@ -16,7 +17,7 @@ from typing import Literal, TypeAlias, get_args
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.protocol.keys import LeaseState
 
-Role: TypeAlias = Literal["both", "learner", "syncer"]
+Role: TypeAlias = Literal["both", "learner", "either", "syncer"]
 
 CLOSES_NOTHING: frozenset[LeaseState] = frozenset({"l", "v", "p"})
 _AS_LEARNER: dict[LeaseState, LeaseState] = {"t": "l", "w": "v", "e": "p"}

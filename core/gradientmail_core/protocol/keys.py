@@ -8,6 +8,7 @@
 ``live/claims/{round:010d}/{n:03d}``                     takeovers of a round
 ``live/deltas/{round:010d}/{node}``                      a snapshot: record and payload in one object
 ``blobs/{round:010d}/{node}-{sha256}.safetensors``       a committed payload, named by its content
+``syncer/{term:06d}``                                    create-once: who was elected to close for all
 
 Round ``r = version * P + p`` is the one that makes ``version`` of fragment ``p``; version 0 is the
 manifest, so the initial parameters of fragment ``p`` lie under ``blobs/{p:010d}/``. Numbers are fixed
@@ -25,6 +26,7 @@ MANIFEST = "manifest.json"
 LIVE = "live/"
 LEASES = "live/leases/"
 BLOBS = "blobs/"
+SYNCERS = "syncer/"
 ROUNDS_PER_DIRECTORY = 10_000
 ROUND_MAX = 10**10
 
@@ -39,6 +41,7 @@ _LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwelvpsdx])(0|[1-9]\d
 _HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z", re.ASCII)
 _CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z", re.ASCII)
 _BLOB = re.compile(r"blobs/(\d{10})/")
+_TERM = re.compile(r"syncer/(\d{6})\Z", re.ASCII)
 _DELTA = re.compile(rf"live/deltas/(\d{{10}})/({_NODE})\Z", re.ASCII)
 
 
@@ -122,6 +125,17 @@ def delta_prefix(round: int) -> str:
 def creation_key(number: int) -> str:
     """The ``number``-th claim to create the run."""
     return f"creation/{number}"
+
+
+def term_key(term: int) -> str:
+    """Who was elected syncer for the ``term``-th time, from 0."""
+    return f"{SYNCERS}{term:06d}"
+
+
+def parse_term(key: str) -> int | None:
+    """The term a key under ``syncer/`` names, or None for a stranger's."""
+    match = _TERM.match(key)
+    return int(match[1]) if match else None
 
 
 def tape_key(round: int, slot: int) -> str:

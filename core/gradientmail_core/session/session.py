@@ -74,7 +74,8 @@ class Session(Readings):
     ``model`` is a torch or MLX module, or anything that satisfies :class:`gradientmail_core.tensors.model.Model`.
     ``mailbox`` is a URL or a mailbox. ``node`` names this node (default: host name and random hex); ``min_nodes``
     holds the start of a run back until so many are there. ``lease_timeout`` and ``progress_timeout`` are in seconds.
-    ``role`` is "both", or "learner" for a node that never closes rounds (``gradientmail syncer`` does nothing else).
+    ``role`` is "both", "learner" for a node that never closes rounds (``gradientmail syncer`` does nothing else), or
+    "either" for one that holds its training, in ``step()``, and closes for all while the run has elected it its syncer.
     ``syncer``, the same on every node, names the one that creates the run and closes all its rounds, for stores without
     a conditional create. With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at
     the start until one is free. ``callbacks`` receive every event; the default logs them.
@@ -207,7 +208,7 @@ class Session(Readings):
             kept=stay,
             flush=algorithm.flush_on_close,
         )
-        loop.run(_started(engine, self._learner, commits, self._failed))
+        loop.run(_started(engine, self._learner, commits, self._failed, self._news.set))
         self._recipes = Recipes(self._host, engine, loop, self._held)
         if self._ranks is not None:
             self._recipes.take_rank(self._ranks)
@@ -299,6 +300,8 @@ class Session(Readings):
         changed = learner.step(samples)
         if self._engine is not None and self._engine.failure is not None:
             self._raise_failure()
+        if self._engine is not None and self._engine.serving:
+            changed = self._serve() or changed
         if learner.blocked:
             changed = self._wait_until(lambda held: not held.blocked, None) or changed
             learner.resume()
@@ -424,6 +427,24 @@ class Session(Readings):
         self._stall_seconds += time.monotonic() - started
         return changed
 
+    def _serve(self) -> bool:
+        """Hold the training while this node is the run's syncer; True if any commit was written meanwhile."""
+        learner, engine, _ = self._joined()
+        assert isinstance(learner, Learner)
+        learner.hand_in()
+        changed = False
+        while engine.serving:
+            self._raise_failure()
+            self._waiting = True
+            try:
+                self._news.wait(WAIT_SLICE_SECONDS)
+            finally:
+                self._waiting = False
+            self._news.clear()
+            changed = learner.align() or changed
+        learner.resume()
+        return changed
+
     def _report_wait(self, seconds: float) -> None:
         assert self._learner is not None and self._engine is not None
         fragments = ", ".join(str(number) for number in self._learner.outstanding)
@@ -470,6 +491,10 @@ class Session(Readings):
 
 
 async def _started(
-    engine: Node, learner: Learner, commits: Sequence[Commit], failed: Callable[[BaseException], None]
+    engine: Node,
+    learner: Learner,
+    commits: Sequence[Commit],
+    failed: Callable[[BaseException], None],
+    service: Callable[[], None],
 ) -> None:
-    engine.start(learner, commits, failed)
+    engine.start(learner, commits, failed, service)

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.engine.roles import Role
 
 
 def with_membership(settings: DiLoCo, dice: random.Random) -> DiLoCo:
@@ -11,3 +12,11 @@ def with_membership(settings: DiLoCo, dice: random.Random) -> DiLoCo:
     if dice.random() < 1 / 2:
         return settings
     return replace(settings, follow=dice.choice((settings.follow, 1, 2)), flush_on_close=dice.choice((False, True)))
+
+
+def drawn_roles(nodes: int, dice: random.Random) -> tuple[Role, ...]:
+    """A role for each node, all of them such as may close rounds; only the usual one in half of the draws."""
+    kinds: tuple[Role, ...] = ("both", "either")
+    if dice.random() < 1 / 2:
+        return kinds[:1] * nodes
+    return tuple(dice.choice(kinds) for _ in range(nodes))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.engine.roles import Role
 from gradientmail_core.sim.arithmetic import with_arithmetic
-from gradientmail_core.sim.membership import with_membership
+from gradientmail_core.sim.membership import drawn_roles, with_membership
 from gradientmail_core.sim.store import Weather
 
 FAULT_SECONDS = 24.0
@@ -108,8 +109,8 @@ Fault: TypeAlias = Kill | Cut | Freeze | Partition | Outage | Hang | Slow | Pois
 class Scenario:
     """Everything that decides a run.
 
-    For each node: seconds per step, when it joins, how fast its clock runs, and how many times the weather's
-    latency its line has. ``lingers`` is whether the calm at the end goes on after everything has recovered.
+    For each node: seconds per step, when it joins, how fast its clock runs, how many times the weather's latency its
+    line has, and its role. ``lingers`` is whether the calm at the end goes on after everything has recovered.
     """
 
     seed: int
@@ -121,13 +122,19 @@ class Scenario:
     weather: Weather
     faults: tuple[Fault, ...]
     lingers: bool = False
+    roles: tuple[Role, ...] = ()
+
+    def role(self, node: int) -> Role:
+        """What a node takes upon itself."""
+        return self.roles[node] if self.roles else "both"
 
 
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     dice = random.Random(seed)
     nodes = dice.randint(1, 5)
-    drawn = with_membership(_settings(dice), random.Random(f"membership {seed}"))
+    membership = random.Random(f"membership {seed}")
+    drawn = with_membership(_settings(dice), membership)
     script = Scenario(
         seed=seed,
         settings=with_arithmetic(drawn, random.Random(f"arithmetic {seed}")),
@@ -138,6 +145,7 @@ def scenario(seed: int) -> Scenario:
         weather=_weather(dice),
         faults=tuple(_fault(dice, nodes) for _ in range(dice.randint(0, 14))),
         lingers=seed % LINGERS_ONE_IN == 0,
+        roles=drawn_roles(nodes, membership),
     )
     return _in_order(_towards_a_corner(script, dice))
 

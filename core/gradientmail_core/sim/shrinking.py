@@ -51,6 +51,7 @@ def simpler(script: Scenario) -> Iterator[Scenario]:
     yield replace(script, drifts=(1.0,) * nodes)
     yield replace(script, lines=(1.0,) * nodes)
     yield replace(script, speeds=(0.2,) * nodes)
+    yield replace(script, roles=())
 
 
 def _fewer_faults(script: Scenario) -> Iterator[Scenario]:
@@ -69,6 +70,7 @@ def _without_the_last_node(script: Scenario) -> Scenario:
         joins=script.joins[:nodes],
         drifts=script.drifts[:nodes],
         lines=script.lines[:nodes],
+        roles=script.roles[:nodes],
         faults=tuple(fault for fault in script.faults if getattr(fault, "node", 0) < nodes),
     )
 

@@ -100,6 +100,7 @@ class Arena(Stage):
             seed,
             steps=10**9,
             step_seconds=self._script.speeds[number],
+            role=self._script.role(number),
             timeouts=Timeouts(lease=LEASE_SECONDS, progress=15.0),
             model=ToyModel(tensors=4, elements=8),
             policy=RetryPolicy(deadline=REQUEST_DEADLINE_SECONDS),

@@ -160,6 +160,10 @@ class SimulatedNode:
                 await self.clock.sleep(WAIT_POLL_SECONDS)
             self.model.train(noise)
             learner.step(self.tokens)
+            if engine.serving:
+                learner.hand_in()
+                await self._until(engine, lambda: not engine.serving)
+                learner.resume()
             if learner.blocked:
                 await self._until(engine, lambda: not learner.blocked)
                 learner.resume()

@@ -22,6 +22,7 @@ OWNED: dict[str, Any] = {
     "error_feedback": True,
     "compression": None,
     "merge_memory": 0,
+    "flush_on_close": True,
 }
 SHARED: dict[str, Any] = {
     "sync_every": 50,

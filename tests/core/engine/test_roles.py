@@ -30,7 +30,7 @@ def test_a_learner_that_stands_still_is_not_waited_for() -> None:
 
 
 def test_other_roles_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="both, learner, syncer"):
+    with pytest.raises(ConfigurationError, match="both, learner, either, syncer"):
         checked_role("boss")
 
 

@@ -16,7 +16,7 @@ import torch
 
 import gradientmail_core as gm
 from gradientmail_core.adapters.torch import TorchModel
-from gradientmail_core.events import SessionEnded
+from gradientmail_core.events import SessionEnded, SyncerElected
 from gradientmail_core.sim.world import ToyModel
 
 BARRIER = gm.DiLoCo(
@@ -335,6 +335,38 @@ def test_pausing_shows_in_the_lease() -> None:
         with session.paused(), session.global_model():
             assert becomes("e")
         assert becomes("t")
+
+
+def test_an_elected_node_holds_its_training_until_it_is_relieved() -> None:
+    mailbox, settings, elected = gm.MemoryMailbox(), gm.DiLoCo(sync_every=4, fragments=1), threading.Event()
+    serving: list[bool] = []
+
+    def heard(event: Any) -> None:
+        if isinstance(event, SyncerElected):
+            serving.append(event.serving)
+            elected.set()
+
+    def other() -> None:
+        options: dict[str, Any] = {"node": "a", "lease_timeout": 1.2, "callbacks": []}
+        with gm.Session(ToyModel(), mailbox=mailbox, algorithm=settings, **options) as session:
+            while not elected.wait(0.02):
+                session.step()
+            for _ in range(8):
+                session.step()
+                time.sleep(0.02)
+
+    elector = gm.Session(
+        ToyModel(), mailbox=mailbox, algorithm=settings, node="b", role="either", lease_timeout=1.2, callbacks=[heard]
+    )
+    thread = threading.Thread(target=other)
+    with elector:
+        thread.start()
+        deadline = time.monotonic() + 60
+        while len(serving) < 2 and time.monotonic() < deadline:
+            elector.step()
+            time.sleep(0.02)
+        thread.join()
+    assert serving == [True, False]
 
 
 def test_run_is_the_whole_loop() -> None:
