@@ -21,6 +21,7 @@ from gradientmail_core.session.aligning import Committed
 
 _ADAPTER: Final = "adapter_config.json"
 _WEIGHTS: Final = (".safetensors", ".bin", ".index.json", ".pt", ".pth", ".gguf")
+_NAMED: Final = "Give a directory that the model itself was saved to, such as a checkpoint's."
 _OWN: Final = ("gradientmail.json", "trainer_state.json")
 
 
@@ -51,14 +52,23 @@ def _write(tensors: Mapping[str, Tensor], folder: Path, config: Path) -> None:
 
 
 def _write_adapters(tensors: Mapping[str, Tensor], folder: Path, config: Path) -> None:
-    """PEFT's own names: below what it wraps the model in, without the adapter's."""
-    others = [name for name in tensors if ".default" not in name]
+    """Under the names that PEFT saves adapters by, of which none says the adapter's own."""
+    named = {_saved_name(name): values for name, values in tensors.items()}
+    others = [name for name in tensors if ".default" not in name or ".prompt_encoder" in _saved_name(name)]
     if others:
         raise SchemaMismatch(
             f"The run trains {others[0]}, which is no adapter.", "Give the directory of the whole model's config."
         )
-    named = {f"base_model.model.{name.replace('.default', '')}": values for name, values in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _saved_name(name: str) -> str:
+    if name == "prompt_encoder.default.embedding.weight":
+        return "prompt_embeddings"
+    bare = name.replace(".modules_to_save.default", "").replace(".default", "")
+    if bare.endswith(".lora_magnitude_vector.weight"):
+        bare = bare.removesuffix(".weight")
+    return f"base_model.model.{bare}"
 
 
 def _filled(tensors: Mapping[str, Tensor], config: Path) -> transformers.PreTrainedModel:
@@ -66,15 +76,22 @@ def _filled(tensors: Mapping[str, Tensor], config: Path) -> transformers.PreTrai
     whole = any(path.name.endswith(_WEIGHTS) for path in config.iterdir())
     settings = transformers.AutoConfig.from_pretrained(str(config))
     kind = getattr(transformers, (settings.architectures or ["AutoModelForCausalLM"])[0])
+    if not settings.architectures and type(settings) not in transformers.AutoModelForCausalLM._model_mapping:
+        raise ConfigurationError(f"The config.json in {config} names no architecture.", _NAMED)
     model = kind.from_pretrained(str(config)) if whole else getattr(kind, "from_config", kind)(settings)
-    _refuse_others(model, tensors, whole)
+    _refuse_others(model, tensors, whole, settings)
     with torch.no_grad():
         model.load_state_dict(dict(tensors), strict=False)
     model.tie_weights()
     return cast(transformers.PreTrainedModel, model)
 
 
-def _refuse_others(model: transformers.PreTrainedModel, tensors: Mapping[str, Tensor], whole: bool) -> None:
+def _refuse_others(
+    model: transformers.PreTrainedModel,
+    tensors: Mapping[str, Tensor],
+    whole: bool,
+    settings: transformers.PretrainedConfig,
+) -> None:
     named = dict(model.named_parameters(remove_duplicate=False))
     expected = {name: tuple(value.shape) for name, value in named.items()}
     differences = [
@@ -89,7 +106,9 @@ def _refuse_others(model: transformers.PreTrainedModel, tensors: Mapping[str, Te
             "The run is of another model than the config:\n  "
             + "\n  ".join((differences + [f"{name}: not in the run" for name in lacking])[:20])
             + "\n",
-            "Give the run's config; if part of the model is frozen, with the base model's weights beside it.",
+            "Give the run's config; if part of the model is frozen, with the base model's weights beside it."
+            if settings.architectures
+            else f"It names no architecture, so a causal language model was taken. {_NAMED}",
         )
 
 

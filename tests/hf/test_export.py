@@ -7,7 +7,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
 import gradientmail_core as gm
 from gradientmail_core.cli import export as command
@@ -65,15 +65,28 @@ def test_the_package_brings_the_option():
     assert f'[project.entry-points."{command.GROUP}"]\nhf = "gradientmail_hf.export:export"' in text
 
 
-def test_adapters_load_on_top_of_their_base(tmp_path):
-    settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(llama(), settings)
+LORA = {"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+ADAPTERS = {
+    "lora": peft.LoraConfig(**LORA),
+    "dora and whole layers": peft.LoraConfig(**LORA, use_dora=True, modules_to_save=["lm_head"]),
+    "prompts": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters_load_on_top_of_their_base(tmp_path, kind):
+    settings = ADAPTERS[kind]
+    model = peft.get_peft_model(llama(tie_word_embeddings=False), settings)
     found = committed(run_of(tmp_path, model))
     settings.save_pretrained(tmp_path / "config")
     export(found, tmp_path / "out", tmp_path / "config")
-    loaded = peft.PeftModel.from_pretrained(llama(), tmp_path / "out")
+    loaded = peft.PeftModel.from_pretrained(llama(tie_word_embeddings=False), tmp_path / "out")
     assert same(loaded, model)
-    whole = committed(run_of(tmp_path / "other", llama()))
+
+
+def test_what_is_no_adapter_is_not_exported_as_one(tmp_path):
+    whole = committed(run_of(tmp_path, llama()))
+    ADAPTERS["lora"].save_pretrained(tmp_path / "config")
     with pytest.raises(SchemaMismatch, match="which is no adapter"):
         export(whole, tmp_path / "again", tmp_path / "config")
 
@@ -99,6 +112,24 @@ def test_the_architecture_is_found_without_its_name(tmp_path):
     (tmp_path / "config" / "config.json").write_text(json.dumps(text))
     export(found, tmp_path / "out", tmp_path / "config")
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        (
+            LlamaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2),
+            SchemaMismatch,
+            "taken",
+        ),
+        (T5Config(), ConfigurationError, "names no architecture. Give a directory that the model itself was saved to"),
+    ],
+    ids=["llama", "t5"],
+)
+def test_a_config_without_an_architecture_is_said_to_be_that(tmp_path, settings, error, told):
+    settings.save_pretrained(tmp_path / "config")
+    with pytest.raises(error, match=told):
+        export(committed(run_of(tmp_path, llama())), tmp_path / "out", tmp_path / "config")
 
 
 def test_another_model_is_refused_by_name(tmp_path):

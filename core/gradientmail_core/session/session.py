@@ -468,8 +468,9 @@ class Session(Readings):
         if failure is None:
             return
         self.abort(f"{type(failure).__name__}: {failure}")
-        remedy = failure.remedy if isinstance(failure, GradientMailError) else "This is a defect; please report it."
-        raise SessionFailed(f"The session cannot go on: {failure}", remedy) from failure
+        if isinstance(failure, GradientMailError):
+            raise SessionFailed(f"The session cannot go on: {failure.cause}", failure.remedy) from failure
+        raise SessionFailed(f"The session cannot go on: {failure}", "This is a defect; please report it.") from failure
 
     def _leave_poisoned(self) -> None:
         cause = f"The run refused {POISONED_MOST} snapshots of {self.node} in a row for their values."
