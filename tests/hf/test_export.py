@@ -3,6 +3,7 @@
 import json
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -65,7 +66,7 @@ def test_the_package_brings_the_option():
     assert f'[project.entry-points."{command.GROUP}"]\nhf = "gradientmail_hf.export:export"' in text
 
 
-LORA = {"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+LORA: dict[str, Any] = {"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
 ADAPTERS = {
     "lora": peft.LoraConfig(**LORA),
     "dora and whole layers": peft.LoraConfig(**LORA, use_dora=True, modules_to_save=["lm_head"]),
