@@ -173,6 +173,19 @@ class SyncerElected:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchShareChanged:
+    """This node's share of the batch that ``nodes`` nodes share is now so many samples of the ``whole``."""
+
+    node: str
+    samples: int
+    whole: int
+    nodes: int
+
+    def __str__(self) -> str:
+        return f"{self.node} takes {self.samples} of the {self.whole} samples that {self.nodes} nodes share"
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentAligned:
     """A commit was written into the model; ``merged`` says whether this node's snapshot is in it.
 
@@ -302,6 +315,7 @@ Event: TypeAlias = (
     | RoundLost
     | RoundTakenOver
     | SyncerElected
+    | BatchShareChanged
     | FragmentAligned
     | ObjectIgnored
     | PayloadSkipped
@@ -321,6 +335,8 @@ def log_event(event: Event) -> None:
             logger.info("%s", event)
         case Rejoined() | SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | PayloadSkipped() | StoreStalled():
             logger.warning("%s", event)
+        case SyncerElected() | BatchShareChanged():
+            logger.info("%s", event)
         case RunCreated() | RunJoined() | RunResumed() | RunWaited() | NodeAppeared() | NodeGone() | SessionEnded():
             logger.info("%s", event)
         case _:

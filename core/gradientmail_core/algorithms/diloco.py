@@ -31,6 +31,7 @@ Dtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
 ResidualDtype: TypeAlias = Literal["F32", "BF16"]
 Stale: TypeAlias = Literal["reject", "rebase"]
+ShareRule: TypeAlias = Literal["equal", "speed"]
 
 SHOWN_CHARACTERS = 200
 EVERYONE = 2**31 - 1
@@ -87,6 +88,10 @@ class DiLoCo:
     * ``merge_memory``: bytes of one round's contributions that a closer holds in memory; more go to disk.
     * ``tokens_per_step_max``: a bound on what one optimizer step of one node may claim, in samples or tokens.
     * ``global_batch_size``: the batch the live nodes share; None leaves batches alone.
+    * ``share``: whether they share it "equal"-ly, each part rounded up, or by measured "speed", in whole samples that
+      add up to it.
+    * ``joiner_ramp``: rounds of a fragment in which a node that has just joined weighs less, since its inner optimizer
+      starts cold: with 2 its weight is a third, then two thirds, then whole. 0 for none. Who resumes is not new.
 
     Names that the field uses are taken too: ``delta_dtype``, ``commit_dtype`` for the codecs, ``mixing=m`` for
     ``alignment=Blend(m)``, ``outer_lr`` and ``outer_momentum`` for those of ``outer``.
@@ -117,6 +122,8 @@ class DiLoCo:
     merge_memory: int = 2**29
     tokens_per_step_max: int = 2**24
     global_batch_size: int | None = None
+    share: ShareRule = "equal"
+    joiner_ramp: int = 0
     flush_on_close: bool = False
     delta_dtype: InitVar[str | None] = None
     commit_dtype: InitVar[str | None] = None
@@ -187,6 +194,8 @@ class DiLoCo:
             "global_batch_size is below 1",
             "Use the batch all nodes share, or None.",
         )
+        ramp = self.joiner_ramp
+        _check(type(ramp) is int and 0 <= ramp <= 100, f"joiner_ramp={ramp!r}", "Use 0 to 100 rounds.")
 
     def _check_arithmetic(self) -> None:
         codec_named(self.delta_codec)
@@ -194,6 +203,7 @@ class DiLoCo:
         _check(isinstance(self.alignment, get_args(Alignment)), f"alignment={self.alignment!r}", "Use Overwrite().")
         for name, known in (
             ("stale", get_args(Stale)),
+            ("share", get_args(ShareRule)),
             ("master_dtype", get_args(Dtype)),
             ("momentum_dtype", get_args(Dtype)),
             ("residual_dtype", (*get_args(ResidualDtype), None)),
@@ -339,6 +349,8 @@ class DiLoCo:
             "residual_dtype": self.residual_dtype,
             "tokens_per_step_max": self.tokens_per_step_max,
             "global_batch_size": self.global_batch_size,
+            "share": self.share,
+            "joiner_ramp": self.joiner_ramp,
         }
 
 

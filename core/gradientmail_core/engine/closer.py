@@ -252,6 +252,7 @@ class Closer(ChainView):
             cosine=result.cosine if result is not None else None,
             newest_step=max(self._board.newest_step, self._board.clock(), self._trained_to(gathering)),
             closer=self._next_closer(),
+            live=self._board.live_learners(),
         )
         decided = await commit_round(self._host.mailbox, self._host.clock, record)
         await self._settled(decided, record, result, started)

@@ -8,7 +8,7 @@ that. Equal inputs give equal payload bytes on every node, so it does not matter
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,9 +19,10 @@ from gradientmail_core.algorithms.merge import Contribution, Merged, norm_of, pi
 from gradientmail_core.algorithms.outer import restated, without_memory
 from gradientmail_core.algorithms.reduction import Totals
 from gradientmail_core.algorithms.schedule import first_due_after
+from gradientmail_core.algorithms.shares import settled
 from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.engine.chain import Head
-from gradientmail_core.engine.gathering import Accepted, Gathering, shares
+from gradientmail_core.engine.gathering import Accepted, Gathering, shares, speeds
 from gradientmail_core.engine.loading import changed, made_by
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.protocol.exchange import put_section
@@ -33,6 +34,7 @@ from gradientmail_core.protocol.records import (
     Refusal,
     RoundRecord,
     Section,
+    Share,
     SnapshotRecord,
     digest,
     parse_snapshot,
@@ -128,7 +130,7 @@ def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Seque
         Contribution(
             snapshot.record.node, share, partial(codec.decode, snapshot.payload.parts), np.array(snapshot.squares)
         )
-        for snapshot, share in zip(accepted, shares(accepted), strict=True)
+        for snapshot, share in zip(accepted, shares(accepted, run.settings.joiner_ramp), strict=True)
     ]
     merged: Merged = run.settings.merge(contributions, layout)
     master = theta.copy() if outer.residual is None else theta + outer.residual
@@ -217,6 +219,7 @@ def round_record(
     cosine: float | None,
     newest_step: int,
     closer: str,
+    live: Collection[str] = (),
 ) -> RoundRecord:
     """The record that commits the round after ``head``; without ``gathering.accepted`` it is void."""
     newest = max(newest_step, head.due)
@@ -229,7 +232,9 @@ def round_record(
             tokens=snapshot.record.tokens,
             weight=share,
         )
-        for snapshot, share in zip(gathering.accepted, shares(gathering.accepted), strict=True)
+        for snapshot, share in zip(
+            gathering.accepted, shares(gathering.accepted, run.settings.joiner_ramp), strict=True
+        )
     )
     return RoundRecord(
         run=run.id,
@@ -248,7 +253,18 @@ def round_record(
         cosine=cosine,
         merged_tokens=min(head.merged_tokens + sum(participant.tokens for participant in participants), COUNT_MAX),
         final=gathering.final,
+        shares=_batch_shares(run, head, gathering, live),
     )
+
+
+def _batch_shares(run: Run, head: Head, gathering: Gathering, live: Collection[str]) -> tuple[Share, ...]:
+    """How the ``live`` learners share the batch from here on, where speed decides."""
+    whole = run.settings.global_batch_size
+    if run.settings.share != "speed" or whole is None or head.fragment != 0:
+        return ()
+    before = head.record.shares if head.record is not None else ()
+    measured = speeds(gathering.accepted)
+    return settled(whole, before, measured, live or measured.keys() or {share.node for share in before})
 
 
 def _named_refusals(refused: Sequence[Refusal]) -> tuple[Refusal, ...]:

@@ -139,14 +139,27 @@ def without_outliers(gathering: Gathering, version: int, estimates: Estimates) -
     return replace(gathering, accepted=kept, refused=(*gathering.refused, *refused))
 
 
-def shares(accepted: Sequence[Accepted]) -> tuple[float, ...]:
+def shares(accepted: Sequence[Accepted], ramp: int = 0) -> tuple[float, ...]:
     """Each snapshot's weight, tokens^2 / steps, as a share of the round (quantity times quality), above 0.
 
-    Who claims no token counts as one: merges take no weight of 0.
+    Who claims no token counts as one: merges take no weight of 0. In its first ``ramp`` rounds a node that has joined
+    counts for 1, 2, ... of ``ramp + 1`` parts of that.
     """
-    weights = [max(snapshot.record.tokens, 1) ** 2 / snapshot.record.steps for snapshot in accepted]
+    weights = [
+        max(record.tokens, 1) ** 2 / record.steps * (min(record.age, ramp) + 1) / (ramp + 1)
+        for record in (snapshot.record for snapshot in accepted)
+    ]
     total = math.fsum(weights)
     return tuple(weight / total for weight in weights)
+
+
+def speeds(accepted: Sequence[Accepted]) -> dict[str, float]:
+    """Samples per second of the nodes that timed their steps."""
+    return {
+        snapshot.record.node: snapshot.record.tokens / snapshot.record.steps / snapshot.record.step_seconds
+        for snapshot in accepted
+        if snapshot.record.step_seconds > 0 and snapshot.record.tokens > 0
+    }
 
 
 def blended(estimates: Estimates, gathering: Gathering, *, grace: float, sync: float) -> Estimates:

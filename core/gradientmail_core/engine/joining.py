@@ -161,7 +161,7 @@ async def create_run(
         holder = parse_claim(outcome.body, None)
         if isinstance(holder, Claim) and not _own_older(holder, host):
             host.emit(RunWaited(f"waiting for {holder.node} to create the run"))
-            found = await _await_manifest(host, holder.node)
+            found = await _await_manifest(host, holder.node, holder.incarnation)
             if found is not None:
                 return found
         number += 1
@@ -261,8 +261,11 @@ async def _read_back(host: Host) -> Found | None:
     return found
 
 
-async def _await_manifest(host: Host, holder: str) -> Found | None:
-    """The manifest once it appears; None when its creator shows no life for the lease time-out."""
+async def _await_manifest(host: Host, holder: str, incarnation: str | None = None) -> Found | None:
+    """The manifest once it appears; None when its creator shows no life for the lease time-out.
+
+    A creator that was started anew holds the old claim no longer: it may wait for a claim of this very node.
+    """
     roster = Roster()
     started = list_at = host.clock.now()
     wait = CREATION_POLL_SECONDS
@@ -275,6 +278,8 @@ async def _await_manifest(host: Host, holder: str) -> Found | None:
             list_at = now + host.timeouts.period
         presence = roster.nodes.get(holder)
         alive = is_alive(presence, now, host.timeouts) if presence else now - started < host.timeouts.lease
+        if presence is not None and incarnation not in (None, presence.lease.tag):
+            alive = False
         if not alive:
             return None
         await host.clock.sleep(host.jitter(wait))

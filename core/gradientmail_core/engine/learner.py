@@ -28,6 +28,8 @@ STEP_TIMES_KEPT = 32
 WARMUP_STEPS = 5
 POISON = FORGETTING_REASONS
 POISONED_MOST = 3
+SEASONED = 1000
+"""The age of a node that goes on from a checkpoint: its inner optimizer is as warm as ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Snapshot:
     """A fragment as trained, on its way to the mailbox; ``values`` becomes the delta in place.
 
     ``record`` is the digest of the record it was trained from and ``base`` what the model held of the parameters
-    committed there. A ``final`` one is the last of a node that leaves.
+    committed there. A ``final`` one is the last of a node that leaves; ``age`` is how
+    many commits of the fragment its node has aligned with since it joined.
     """
 
     fragment: int
@@ -49,6 +52,7 @@ class Snapshot:
     step_seconds: float
     early: bool
     final: bool = False
+    age: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +247,7 @@ class Learner:
         self._inbox: deque[Message] = deque()
         self._finishing = False
         self._flush = flush
+        self._ages = [SEASONED if resumed is not None else 0] * len(layouts)
         self._early: frozenset[int] = frozenset()
         self._spare: dict[int, deque[Flat]] = {layout.fragment: deque() for layout in layouts}
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
@@ -366,6 +371,7 @@ class Learner:
             spoilt=spoilt,
         )
         self.state = judged(aligned(self.state, commit.head, kept), commit.merged, commit.refusal)
+        self._ages[commit.head.fragment] += 1
         if spoilt:
             self._roll_back()
         self._applied(commit)
@@ -424,6 +430,7 @@ class Learner:
             step_seconds=median(self._step_times) if self._step_times else 0.0,
             early=self.state.global_step < track.due,
             final=self._finishing,
+            age=self._ages[fragment],
         )
 
 

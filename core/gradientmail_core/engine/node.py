@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo, diloco_from
+from gradientmail_core.algorithms.shares import as_seen
 from gradientmail_core.clock import TimeOver
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
@@ -24,6 +25,7 @@ from gradientmail_core.engine.roles import Role, state_of
 from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import (
+    BatchShareChanged,
     RunJoined,
     RunWaited,
     SessionEnded,
@@ -81,6 +83,7 @@ class Node:
         self._on_service: Callable[[], None] = lambda: None
         self._office: Office | None = None
         self.serving = False
+        self._share_told: int | None = None
         self.board = Board(host, closes=role != "learner", trains=role != "syncer")
         self.failure: BaseException | None = None
 
@@ -194,7 +197,12 @@ class Node:
         self._on_failure, self._on_service = on_failure, on_service
         self.board.clock = self._global_step
         deliver, hurry = (learner.deliver, learner.hurry) if learner is not None else (_unread, _unhurried)
-        self.fragments = [Fragment(self._host, self._run, self.board, commit, deliver, hurry) for commit in commits]
+
+        def delivered(message: Message) -> None:
+            deliver(message)
+            self._reckon()
+
+        self.fragments = [Fragment(self._host, self._run, self.board, commit, delivered, hurry) for commit in commits]
         for fragment in self.fragments:
             self._spawn(fragment.run())
         self._spawn(self._keep_beating())
@@ -202,6 +210,7 @@ class Node:
         others = [node for node in self._present() if node != self._host.node]
         rounds = sum(commit.head.version for commit in commits)
         self._host.emit(RunJoined(self._run.id, self._host.node, self._global_step(), rounds, tuple(others)))
+        self._reckon()
 
     # -- working -------------------------------------------------------------------------------------------
 
@@ -291,6 +300,29 @@ class Node:
     def live_learners(self) -> int:
         """Learners alive, this node included."""
         return max(len(self.board.live_learners()), 1)
+
+    @property
+    def batch_share(self) -> int | None:
+        """This node's samples of ``global_batch_size``; None if none was set."""
+        settings = self._settings or (self._run.settings if self._run is not None else None)
+        whole = settings.global_batch_size if settings is not None else None
+        if settings is None or whole is None:
+            return None
+        if settings.share == "equal":
+            return -(-whole // self.live_learners)
+        record = self.fragments[0].head.record if self.fragments else None
+        parts = as_seen(whole, record.shares if record is not None else (), self._sharers())
+        return parts[self._host.node]
+
+    def _sharers(self) -> frozenset[str]:
+        return frozenset({*self.board.live_learners(), self._host.node})
+
+    def _reckon(self) -> None:
+        """Tell when this node's share of the batch has changed."""
+        share, whole = self.batch_share, self._run.settings.global_batch_size if self._run is not None else None
+        if share is not None and whole is not None and share != self._share_told:
+            self._share_told = share
+            self._host.emit(BatchShareChanged(self._host.node, share, whole, len(self._sharers())))
 
     @property
     def rounds_seen(self) -> int:
@@ -389,6 +421,7 @@ class Node:
                 await fragment.tidy()
             await self._bury()
             await self._stand()
+            self._reckon()
 
     async def _stand(self) -> None:
         """Take part in the election of a syncer, and go by its result; one that is paused does not stand."""

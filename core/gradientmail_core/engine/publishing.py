@@ -66,6 +66,7 @@ def encoded_snapshot(
             step_seconds=snapshot.step_seconds,
             early=snapshot.early,
             final=snapshot.final,
+            age=snapshot.age,
         )
         texts.append(record.encoded())
         return {SNAPSHOT_METADATA: texts[-1]}

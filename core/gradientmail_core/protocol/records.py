@@ -72,6 +72,15 @@ class Participant:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A node's part of the batch that the live nodes share, and its smoothed speed, samples per second (0: unknown)."""
+
+    node: str
+    samples: int
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A snapshot that was not merged, and why."""
 
@@ -131,6 +140,7 @@ class RoundRecord:
     seen. ``prev`` is the digest of the fragment's previous record. A round without participants is void: it
     names the sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
     ``final`` says that only nodes took part that were leaving, and that the outer optimizer's state is as it was.
+    ``shares`` divide the batch among the live nodes; only rounds of fragment 0 name them, where speed decides.
     """
 
     run: str
@@ -149,6 +159,7 @@ class RoundRecord:
     cosine: float | None
     merged_tokens: int
     final: bool = False
+    shares: tuple[Share, ...] = ()
     format: int = FORMAT
 
     def encoded(self) -> bytes:
@@ -167,7 +178,8 @@ class SnapshotRecord:
 
     ``base`` is the digest of the record it was trained from, ``data`` the sha256 of the payload's data,
     ``step_seconds`` the node's median step time, ``local_step`` its own step count. ``early`` says that it was taken
-    before its due step, because the round was about to close without it; ``final`` that its node leaves.
+    before its due step, because the round was about to close without it; ``final`` that its node leaves. ``age`` is
+    how many commits of the fragment its node has trained from before, since it joined.
     """
 
     run: str
@@ -183,6 +195,7 @@ class SnapshotRecord:
     step_seconds: float
     early: bool = False
     final: bool = False
+    age: int = 0
     format: int = FORMAT
 
     def encoded(self) -> str:
@@ -245,6 +258,13 @@ def _participant(fields: Fields) -> Participant:
         tokens=fields.count("tokens"),
         weight=weight,
     )
+
+
+def _share(fields: Fields) -> Share:
+    samples, speed = fields.count("samples", 2**31), fields.number("speed")
+    if samples < 1 or speed < 0:
+        raise FieldRefused("a share of nothing, or a negative speed")
+    return Share(fields.text("node", longest=64), samples, speed)
 
 
 def _refusal(fields: Fields) -> Refusal:
@@ -350,6 +370,7 @@ def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
             cosine=fields.optional_number("cosine"),
             merged_tokens=fields.count("merged_tokens"),
             final=fields.flag("final"),
+            shares=tuple(_share(item) for item in fields.objects("shares", PARTICIPANTS_MOST)),
         )
         if record.round != round:
             raise FieldRefused(f"of round {record.round}")
@@ -383,6 +404,7 @@ def parse_snapshot(text: str, run: str) -> SnapshotRecord | Rejected:
             step_seconds=_seconds(fields, "step_seconds"),
             early=fields.flag("early"),
             final=fields.flag("final"),
+            age=fields.count("age"),
         )
 
     return guarded(parse)

@@ -79,10 +79,12 @@ class Readings(Patterns):
 
     @property
     def batch_size(self) -> int | None:
-        """This node's share of ``global_batch_size``, rounded up; None if none was set."""
+        """This node's share of ``global_batch_size``, rounded up or by its speed (``share``); None if none was set."""
         whole = self._algorithm.global_batch_size
         if whole is None:
             return None
+        if isinstance(self._engine, Node) and self._learner is not None:
+            return self._engine.batch_share
         return -(-whole // (self._engine.live_learners if self._engine is not None else 1))
 
     def metrics(self) -> dict[str, float]:

@@ -11,7 +11,14 @@ def with_membership(settings: DiLoCo, dice: random.Random) -> DiLoCo:
     """``settings`` with what a node decides about its part drawn anew; as they are in half of the draws."""
     if dice.random() < 1 / 2:
         return settings
-    return replace(settings, follow=dice.choice((settings.follow, 1, 2)), flush_on_close=dice.choice((False, True)))
+    return replace(
+        settings,
+        follow=dice.choice((settings.follow, 1, 2)),
+        flush_on_close=dice.choice((False, True)),
+        joiner_ramp=dice.choice((0, 2)),
+        global_batch_size=64,
+        share=dice.choice(("equal", "speed")),
+    )
 
 
 def drawn_roles(nodes: int, dice: random.Random) -> tuple[Role, ...]:

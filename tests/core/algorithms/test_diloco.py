@@ -40,6 +40,8 @@ SHARED: dict[str, Any] = {
     "residual_dtype": "BF16",
     "tokens_per_step_max": 1000,
     "global_batch_size": 64,
+    "share": "speed",
+    "joiner_ramp": 2,
 }
 
 
@@ -66,6 +68,8 @@ def test_the_defaults_are_decoupled_diloco() -> None:
         ("follow", "2", "follow='2'"),
         ("tokens_per_step_max", 0, "tokens_per_step_max is below 1"),
         ("global_batch_size", 0, "global_batch_size is below 1"),
+        ("share", "fair", "share='fair'"),
+        ("joiner_ramp", -1, "joiner_ramp=-1"),
         ("delta_codec", "FP7", "FP7"),
         ("commit_codec", "FP7", "FP7"),
         ("full_every", 0, "full_every"),

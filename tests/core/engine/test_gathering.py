@@ -17,6 +17,7 @@ from gradientmail_core.engine.gathering import (
     closes_at,
     grace_seconds,
     shares,
+    speeds,
     step_seconds,
     with_accepted,
     with_quorum,
@@ -53,6 +54,20 @@ def gathered(*snapshots: Accepted, now: float = 10.0) -> Gathering:
 
 
 # -- quorum and the end ------------------------------------------------------------------------------------
+
+
+def test_who_has_just_joined_weighs_less_for_so_many_rounds() -> None:
+    fresh, old = snapshot("a"), snapshot("b")
+    aged = [replace(fresh, record=replace(fresh.record, age=age)) for age in (0, 1, 2, 3)]
+    seasoned = replace(old, record=replace(old.record, age=1000))
+    assert [shares([one, seasoned], 2)[0] for one in aged] == pytest.approx([1 / 4, 2 / 5, 1 / 2, 1 / 2])
+    assert shares([aged[0], seasoned]) == (0.5, 0.5), "without a ramp"
+    assert shares([aged[0], aged[0]], 2) == (0.5, 0.5), "where all are new"
+
+
+def test_speeds_are_samples_per_second_of_who_timed_its_steps() -> None:
+    timed, untimed = snapshot("a", steps=16, tokens=160, seconds=0.5), snapshot("b", seconds=0.0)
+    assert speeds([timed, untimed]) == {"a": 20.0}
 
 
 def test_the_first_snapshot_starts_the_round() -> None:

@@ -22,7 +22,7 @@ from gradientmail_core.protocol.keys import MANIFEST, LeaseKey, creation_key, ta
 from gradientmail_core.protocol.records import Claim
 from gradientmail_core.sim.checks import committed_parameters
 from gradientmail_core.sim.store import SimulatedStore, Weather
-from gradientmail_core.sim.world import ToyModel
+from gradientmail_core.sim.world import ToyModel, ended
 from gradientmail_core.tensors.schema import Schema, TensorSpec
 from tests.core.engine.parts import SETTINGS, TIMEOUTS, Place, committed, created, first_head, virtually
 
@@ -221,6 +221,16 @@ def test_a_creator_that_left_is_replaced_at_once() -> None:
         await place.mailbox.put(LeaseKey("a", 3, "x", 0, creator.incarnation).path, b"{}")
         assert (await create(place.host("b"))).manifest.node == "b"
         assert place.loop.time() < 1.0
+
+    virtually(main)
+
+
+def test_two_restarted_creators_do_not_wait_for_each_others_former_claims() -> None:
+    async def main(place: Place) -> None:
+        for number, node in enumerate("ab"):
+            await place.mailbox.create(creation_key(number), Claim("5a", node, "dead", "0f").encoded())
+        await ended([place.launch(name, steps=20) for name in "ab"])
+        assert place.listed(MANIFEST) and place.loop.time() < 10.0
 
     virtually(main)
 

@@ -407,6 +407,16 @@ def test_a_due_fragment_that_found_no_slot_is_published_when_one_is_free() -> No
     assert bench.snapshots[-1].steps == 26
 
 
+def test_a_snapshot_says_how_many_commits_its_node_has_trained_from() -> None:
+    bench = Bench()
+    for fill in (5.0, 6.0):
+        bench.train(20)
+        bench.learner.deliver(bench.next_commit(0, fill))
+    bench.train(20)
+    assert [one.age for one in bench.snapshots if one.fragment == 0] == [0, 1, 2]
+    assert {one.age for one in bench.snapshots if one.fragment == 1} == {0}
+
+
 def test_buffers_given_back_are_used_again() -> None:
     bench = Bench()
     bench.train(10)

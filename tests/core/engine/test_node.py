@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from gradientmail_core.engine.learner import Commit, Learner
 from gradientmail_core.engine.node import LEASES_KEPT_TIMEOUTS, LEAVING_SECONDS, Node
 from gradientmail_core.errors import MailboxDenied, RunMismatch, SchemaMismatch
 from gradientmail_core.events import (
+    BatchShareChanged,
     FragmentAligned,
     NodeGone,
     ObjectIgnored,
@@ -299,6 +301,43 @@ def test_a_lasting_refusal_is_told_once_and_ends_the_node() -> None:
         await asyncio.sleep(1.0)
         assert len(failures) == 1 and node.failure is failures[0] and isinstance(failures[0], MailboxDenied)
         await node.stop()
+
+    virtually(main)
+
+
+# -- shares of the batch -----------------------------------------------------------------------------------
+
+
+def test_shares_by_speed_add_up_settle_and_change_when_a_node_dies() -> None:
+    async def main(place: Place) -> None:
+        settings = replace(QUICK, quorum_size=3, global_batch_size=70, share="speed")
+        costs = {"a": 0.004, "b": 0.004, "c": 0.016}
+        nodes = {name: place.launch(name, settings=settings, steps=10**6, min_nodes=3) for name in costs}
+
+        def heard(node: Any, event: Any) -> None:
+            place.log.append((node.name, event))
+            if isinstance(event, BatchShareChanged):
+                node.tokens, node.step_seconds = event.samples, event.samples * costs[node.name]
+
+        for node in nodes.values():
+            node.on_event = partial(heard, node)
+        await asyncio.sleep(60.0)
+
+        def shares(names: str) -> list[int]:
+            engines = [nodes[name].engine for name in names]
+            return [engine.batch_share or 0 for engine in engines if engine is not None]
+
+        a, _, c = shares("abc")
+        assert sum(shares("abc")) == 70 and a >= 3 * c
+        changes = len(place.events(BatchShareChanged))
+        await asyncio.sleep(60.0)
+        assert len(place.events(BatchShareChanged)) == changes <= 3 * 5, "they do not flap"
+        await nodes["a"].kill()
+        await asyncio.sleep(TIMEOUTS.lease + 10.0)
+        b, c = shares("bc")
+        assert b + c == 70 and b >= 3 * c
+        for node in nodes.values():
+            await node.kill()
 
     virtually(main)
 

@@ -16,6 +16,7 @@ from gradientmail_core.protocol.records import (
     Refusal,
     RoundRecord,
     Section,
+    Share,
     SnapshotRecord,
 )
 
@@ -58,6 +59,8 @@ ROUNDS = st.builds(
         estimates=st.builds(Estimates, SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0, 1e30)),
         cosine=st.none() | st.floats(-1, 1),
         merged_tokens=COUNTS,
+        final=st.booleans(),
+        shares=st.lists(st.builds(Share, NODES, st.integers(1, 10**6), st.floats(0, 1e9)), max_size=3).map(tuple),
     ),
     st.integers(1, 1000),
     st.lists(SECTIONS, min_size=1, max_size=3).filter(lambda found: any(one.name == "theta" for one in found)),
@@ -77,6 +80,7 @@ SNAPSHOTS = st.builds(
     step_seconds=SECONDS,
     early=st.booleans(),
     final=st.booleans(),
+    age=st.integers(0, 5000),
 )
 CLAIMS = st.builds(Claim, run=st.just(RUN), node=NODES, incarnation=HEXES, nonce=HEXES)
 MANIFESTS = st.builds(

@@ -13,6 +13,7 @@ def test_the_same_dice_draw_the_same_and_every_setting_comes_up() -> None:
     assert drawn == [with_membership(PLAIN, random.Random(seed)) for seed in range(200)]
     assert {settings.follow for settings in drawn} == {None, 1, 2}
     assert {settings.flush_on_close for settings in drawn} == {False, True}
+    assert {settings.share for settings in drawn} == {"equal", "speed"}
     assert 50 < drawn.count(PLAIN) < 180
 
 
