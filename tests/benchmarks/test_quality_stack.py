@@ -1,11 +1,9 @@
 """Nodes trained as one computation: the same as in the plain loop, and only where they train alike."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.quality.plans import AVERAGING, MEAN, outer
@@ -20,15 +18,6 @@ SHORT = Trial(
 STARTED_APART = replace(SHORT, seed=1, sync_every=2, outer=AVERAGING, merge=MEAN)
 ROUNDING = 2e-6
 """Parameters are below 1; rounding of the gradients is seen through AdamW, whose step is 3e-3 whatever their size."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the studies run; on a busy machine small operations wait long for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def parameters_after(trainings: list[Training]) -> list[NDArray[np.float32]]:
