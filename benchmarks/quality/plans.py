@@ -1,7 +1,7 @@
 """The two studies as lists of trials, the most telling first.
 
 ``codecs``: four nodes, equal tokens, 1000 steps, a merge every 20: each codec without and with error feedback,
-under the default outer optimizer, and SparseLoCo's setting (top 64 of 4096 with two-bit values, feedback 0.95,
+under Nesterov warmed up with 10, and SparseLoCo's setting (top 64 of 4096 with two-bit values, feedback 0.95,
 plain mean, outer rate 1 and no momentum) beside the same outer step on uncompressed deltas.
 
 ``outer``: every 20 and every 100 steps; 2, 4 and 8 nodes; read at 300, 1000 and 3000 steps: constant

@@ -48,7 +48,7 @@ class Trial:
     steps: int
     seed: int
     sync_every: int = 20
-    outer: Mapping[str, object] | None = field(default_factory=Nesterov().settings)
+    outer: Mapping[str, object] | None = field(default_factory=Nesterov(warmup=10.0).settings)
     merge: Mapping[str, object] = field(default_factory=Rda().settings)
     codec: str = "F32"
     feedback: float | None = None

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.quality.plans import ALONE, NODES, READ_AT
+from benchmarks.quality.log import path_of, read
+from benchmarks.quality.plans import ALONE, NODES, OUTERS, RDA, READ_AT
 from benchmarks.quality.tables import cells, outer_table
+from gradientmail_core.algorithms.diloco import DiLoCo
 
 Rows = list[Mapping[str, Any]]
 
@@ -55,3 +57,14 @@ def test_a_situation_without_rows_has_no_line_and_one_seed_has_no_spread() -> No
         "| above the best, mean | 10.0% | 0.0% |",
         "| above the best, at most | 10.0% | 0.0% |",
     ]
+
+
+def test_the_default_never_loses_to_one_node_alone_and_is_most_often_best_or_within_noise() -> None:
+    """The docstring of ``Nesterov`` says so, of the committed rows."""
+    shipped = DiLoCo().shared_settings()
+    (default,) = [name for name, settings in OUTERS.items() if settings == shipped["outer"]]
+    assert shipped["merge"] == RDA
+    found = list(cells(read(path_of("outer"))))
+    assert not any(cell.loses(default) for cell in found)
+    held = {name: sum(cell.within_noise(name) for cell in found) for name in OUTERS}
+    assert max(held, key=held.__getitem__) == default, held

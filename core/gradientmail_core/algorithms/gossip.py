@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal, TypeAlias, cast
 
 from gradientmail_core.algorithms.mixing import All, Mix, Nothing, Pair, Peers, mix_from, mix_settings
@@ -33,6 +34,8 @@ from gradientmail_core.tensors.schema import FragmentLayout, Piece, Schema, Tens
 
 NAME = "factored_gossip"
 SENSITIVE = ("@embedding", "@head", "@blocks:2")
+WARMUP = 10.0
+"""Of the presets' Nesterov: longer than DiLoCo's, whose study says nothing about each node's own momentum."""
 Pull: TypeAlias = Literal["base", "gradient"]
 Probe: TypeAlias = Literal["l2", "js"]
 
@@ -87,7 +90,7 @@ class FactoredGossip:
     mix1: Mix = field(default_factory=All)
     mix2: Mix = field(default_factory=Nothing)
     mix2_on: tuple[str, ...] = ()
-    outer: Outer = field(default_factory=Nesterov)
+    outer: Outer = field(default_factory=partial(Nesterov, warmup=WARMUP))
     timeout: float = 30.0
     rounds: int = 1
     average_momentum: bool = False
@@ -196,9 +199,8 @@ class FactoredGossip:
         A pair's Mix1 leaves more noise in the starts than an average over all, which momentum amplifies: 0.5, as
         NoLoCo's, is our choice.
         """
-        return _changed(
-            FactoredGossip(sync_every=sync_every, mix1=Pair(), mix2=Pair(), outer=Nesterov(momentum=0.5)), changes
-        )
+        outer = Nesterov(momentum=0.5, warmup=WARMUP)
+        return _changed(FactoredGossip(sync_every=sync_every, mix1=Pair(), mix2=Pair(), outer=outer), changes)
 
     @staticmethod
     def noloco(sync_every: int = 50, **changes: object) -> "FactoredGossip":

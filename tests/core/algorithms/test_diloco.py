@@ -142,6 +142,15 @@ def test_a_setting_that_only_one_side_knows_is_shown() -> None:
     assert settings_difference({"a": 1}, {"a": 1, "c": "new"}) == ["c: nothing here, 'new' in the run"]
 
 
+def test_a_run_that_began_with_another_default_keeps_it_and_tells_who_joins_with_the_new_one() -> None:
+    began = DiLoCo(outer=Nesterov(warmup=10.0))
+    kept = json.loads(json.dumps(began.shared_settings()))
+    assert diloco_from(kept) == began
+    assert settings_difference(DiLoCo(outer=Nesterov(warmup=10.0)).shared_settings(), kept) == []
+    (line,) = settings_difference(DiLoCo().shared_settings(), kept)
+    assert "'warmup': 3.0" in line.split(" here, ")[0] and "'warmup': 10.0" in line.split(" here, ")[1]
+
+
 def test_a_manifests_settings_come_back_as_they_were() -> None:
     settings = DiLoCo(**SHARED)
     assert diloco_from(json.loads(json.dumps(settings.shared_settings()))) == settings
