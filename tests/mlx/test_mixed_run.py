@@ -1,4 +1,8 @@
-"""A Hugging Face Trainer and mlx-lm train one Llama; one is killed and comes back, and both end on one commit."""
+"""A Hugging Face Trainer and mlx-lm train one Llama; one is killed and comes back, and both end on one commit.
+
+Each wait lasts until what it waits for has happened or a node is gone: on a busy machine, importing two frameworks
+takes minutes. The test's own time-out is for hangs.
+"""
 
 import asyncio
 import json
@@ -18,7 +22,6 @@ from gradientmail_core.mailbox import DirectoryMailbox
 from gradientmail_core.sim.checks import forks, tape
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 90.0
 
 
 class Run:
@@ -53,17 +56,15 @@ class Run:
 
     def wait(self, node: str, count: int, after: int = -1) -> int:
         """Wait until the node is in ``count`` more rounds; the last of them."""
-        deadline = time.monotonic() + PATIENCE
         while len(found := self.rounds_of(node, after)) < count:
             gone = {name: process.returncode for name, process in self.processes.items() if process.poll() is not None}
             assert not gone or set(gone.values()) == {-signal.SIGKILL}, gone
-            assert time.monotonic() < deadline, f"{node} is in {len(found)} rounds after {after}"
-            time.sleep(0.1)
+            time.sleep(0.3)
         return max(found)
 
     def result(self, node: str) -> dict[str, float | str]:
         """What the node printed at its end."""
-        output, _ = self.processes[node].communicate(timeout=PATIENCE)
+        output, _ = self.processes[node].communicate()
         assert self.processes[node].returncode == 0, output
         found: dict[str, float | str] = json.loads(output.strip().splitlines()[-1])
         return found
@@ -80,7 +81,7 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_torch_and_mlx_train_one_model_through_a_kill_and_a_return(run):
     for framework in ("torch", "mlx"):
         run.start(framework, min_nodes=2)
