@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradientmail_core import DiLoCo, MailboxDenied, Session, open_mailbox
-from gradientmail_core.cli import doctor
+from gradientmail_core.cli import doctor, gc, status
 from gradientmail_core.errors import GradientMailError
 from gradientmail_core.events import Event, log_event
 from gradientmail_core.mailbox.objectstore import Credentials, S3Mailbox
@@ -59,6 +59,9 @@ def test_credentials_of_a_run_that_works_and_of_one_that_is_refused(
     said += objects(seaweedfs_server, f"{prefix}/")
     assert doctor.main([url, "--mebibytes", "1", "--races", "1", "--json", str(report)]) == 0
     said.append(report.read_text())
+    for command in (status.main, gc.main):
+        assert command([url, "--json", str(report)]) == 0
+        said.append(report.read_text())
     for access_key, secret in ((ACCESS_KEY, WRONG_SECRET), (STRANGE_KEY, SECRET_KEY)):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
@@ -67,11 +70,16 @@ def test_credentials_of_a_run_that_works_and_of_one_that_is_refused(
         said += [str(caught.value), repr(caught.value), *traceback.format_exception(caught.value)]
         assert doctor.main([url, "--json", str(report)]) == 1
         said.append(report.read_text())
+        for command in (status.main, gc.main):
+            with pytest.raises(MailboxDenied) as caught:
+                command([url, "--json", str(report)])
+            said += [str(caught.value), repr(caught.value), *traceback.format_exception(caught.value)]
         said += [repr(open_mailbox(url)), repr(open_mailbox(url).__dict__)]
     printed = capsys.readouterr()
     said += [printed.out, printed.err, caplog.text]
     text = "\n".join(said)
     assert "refused (403" in text and "closed round" in text and "tape/" in text and "is unfit" in text
+    assert "nobody is training" in text and "requests." in text
     for canary in (ACCESS_KEY, SECRET_KEY, WRONG_SECRET, STRANGE_KEY):
         assert canary not in text
 

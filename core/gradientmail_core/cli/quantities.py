@@ -55,16 +55,6 @@ def bytes_text(number: float) -> str:
     return _scaled(number, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
-def age_text(seconds: float | None) -> str:
-    """How long ago something was, as people say it."""
-    if seconds is None:
-        return "at an unknown time"
-    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
-
-
 def count_text(number: float) -> str:
     """A count as people read it."""
     return _scaled(number, ("", "k", "M", "B", "T"))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gradientmail_core.cli.console import Console, write_json
-from gradientmail_core.cli.quantities import age_text, bytes_text, count_text, seconds
-from gradientmail_core.engine.report import Node, Report, Round, reported
+from gradientmail_core.cli.quantities import bytes_text, count_text, seconds
+from gradientmail_core.engine.report import Node, Report, Round, age_text, reported
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.protocol.keys import LeaseState
 from gradientmail_core.protocol.leases import Timeouts

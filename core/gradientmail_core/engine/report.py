@@ -72,7 +72,7 @@ class Report:
         training = [node for node in self.nodes if node.lives and node.state in TRAINING]
         newest = max((fragment.version for fragment in self.fragments), default=0)
         ages = [each.age for each in self.fragments if each.version == newest and each.age is not None]
-        when = f", {min(ages):.0f} s ago" if newest and ages else ""
+        when = f", {age_text(min(ages))}" if newest and ages else ""
         reached = f"{self.unit} {newest}{when}" if newest else f"no {self.unit} yet"
         if training:
             return f"training: {_nodes(training)}, {reached}"
@@ -108,6 +108,16 @@ async def reported(host: Host, now: float, lease_timeout: float) -> Report | Non
         tokens=_tokens(survey),
         stored=bytes_by_kind(survey),
     )
+
+
+def age_text(seconds: float | None) -> str:
+    """How long ago something was, as people say it."""
+    if seconds is None:
+        return "at an unknown time"
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def _nodes(nodes: Sequence[Node]) -> str:

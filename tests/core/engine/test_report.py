@@ -2,7 +2,9 @@
 
 import asyncio
 
-from gradientmail_core.engine.report import Fragment, Node, Report, reported
+import pytest
+
+from gradientmail_core.engine.report import Fragment, Node, Report, age_text, reported
 from gradientmail_core.protocol.keys import LeaseState
 from gradientmail_core.sim.world import ended
 from tests.core.engine.visits import LEASE, Place, all_ended, at_place
@@ -70,6 +72,14 @@ def test_a_gossip_run() -> None:
         await all_ended(nodes)
 
     at_place(main)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(8.4, "8 s ago"), (149.0, "2 min ago"), (7300.0, "2 h ago"), (1e6, "12 d ago"), (None, "at an unknown time")],
+)
+def test_how_long_ago(seconds: float | None, text: str) -> None:
+    assert age_text(seconds) == text
 
 
 def verdict(*nodes: Node, versions: tuple[int, ...] = (0,)) -> str:
