@@ -21,7 +21,7 @@ Figures: TypeAlias = Mapping[str, object]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 STUDY_LOGS = ROOT / "benchmarks" / "quality" / "logs"
-PLACE = re.compile(r"(?P<open><!-- figures: (?P<name>[a-z-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(?P<open><!-- figures: (?P<name>[a-z_-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 NOT_MEASURED = "*Not measured yet.*\n"
 
 
@@ -143,6 +143,24 @@ def peers(figures: Figures) -> str:
     )
 
 
+def object_stores(figures: Figures) -> str:
+    """Rates each way of each client library, beside boto3's in the same round, and its CPU."""
+    columns = ("mb_per_s", 0), ("of_boto3", 2), ("cpu_s_per_gb", 2)
+    rows = [
+        [
+            name,
+            *(
+                number(inner(figures, name), f"{way}_{what}", digits)
+                for way in ("up", "down")
+                for what, digits in columns
+            ),
+        ]
+        for name in figures
+    ]
+    head = [f"{what}, {way}" for way in ("up", "down") for what in ("MB/s", "of boto3", "CPU s/GB")]
+    return table(["client", *head], rows)
+
+
 def gib(figures: Figures, name: str) -> str:
     """A number of bytes in GiB."""
     value = figures.get(name)
@@ -156,6 +174,7 @@ RENDERERS: dict[str, Callable[[Figures], str]] = {
     "goodput": failures,
     "storm": failures,
     "peers": peers,
+    "object_stores": object_stores,
 }
 
 
