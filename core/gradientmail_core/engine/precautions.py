@@ -80,19 +80,26 @@ def nature_of(manifest: Manifest) -> StoreNature:
 
 
 async def refuse_overwriting(host: Host, existing: str) -> None:
-    """Raise :class:`MailboxUnsupported` if a create overwrites ``existing``, an object whose content nobody reads."""
+    """Raise :class:`MailboxUnsupported` if a create overwrites ``existing``, an object whose content nobody reads.
+
+    It may have been swept while the request was on its way, on a slow line; so an object made for the purpose has the
+    last word.
+    """
     if await host.mailbox.create(existing, b"{}") is CreateOutcome.CREATED:
-        raise MailboxUnsupported(
-            f"On this node's way to {host.mailbox.url} a create overwrites what exists: nodes could not be kept apart.",
-            REMEDY,
-        )
+        await refuse_unconditional(host)
+        await host.mailbox.delete(existing)
 
 
 async def refuse_unconditional(host: Host) -> None:
-    """:func:`refuse_overwriting` with an object made for the purpose."""
+    """Raise :class:`MailboxUnsupported` if a create overwrites an object made for the purpose."""
     key = _key(host, "door")
     await host.mailbox.put(key, b"{}")
     try:
-        await refuse_overwriting(host, key)
+        if await host.mailbox.create(key, b"{}") is CreateOutcome.CREATED:
+            raise MailboxUnsupported(
+                f"On this node's way to {host.mailbox.url} a create overwrites what exists: "
+                "nodes could not be kept apart.",
+                REMEDY,
+            )
     finally:
         await host.mailbox.delete(key)

@@ -61,6 +61,8 @@ async def _judged(mailbox: Mailbox, key: str, bodies: list[bytes], winners: list
         raise MailboxUnavailable("The store shows nothing under a key that was just written.")
     again = await mailbox.create(key, b"late")
     after = await mailbox.get(key)
+    if after is None:
+        raise MailboxUnavailable("The store does not show an object that it has just shown.")
     if again is CreateOutcome.CREATED or after != before:
         return Probe("none", "A create overwrote an object that existed.")
     if len(winners) > 1:

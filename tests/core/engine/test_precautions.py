@@ -8,7 +8,7 @@ import pytest
 
 from gradientmail_core.engine.joining import find_run
 from gradientmail_core.engine.node import Node
-from gradientmail_core.engine.precautions import StoreNature, guarded, probed
+from gradientmail_core.engine.precautions import StoreNature, guarded, probed, refuse_overwriting
 from gradientmail_core.errors import MailboxUnavailable, MailboxUnsupported, RunMismatch
 from gradientmail_core.events import RoundTakenOver, RunWaited
 from gradientmail_core.mailbox import MemoryMailbox
@@ -91,6 +91,14 @@ def test_a_joiner_whose_way_to_the_store_drops_the_condition_is_refused() -> Non
             await node.join(found, model.schema, None, (), ())
         kept = await find_run(place.host())
         assert kept is not None and kept.digest == run.digest
+
+    virtually(main)
+
+
+def test_a_beat_swept_while_it_was_asked_about_accuses_no_store() -> None:
+    async def main(place: Place) -> None:
+        await refuse_overwriting(place.host(), "live/leases/a/0000000000-j0-0")
+        assert place.listed() == []
 
     virtually(main)
 

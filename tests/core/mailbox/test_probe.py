@@ -71,7 +71,21 @@ def test_verdict(mailbox: Mailbox, store: str) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(("mailbox", "error"), [(Down(), MailboxUnavailable), (Refusing(), MailboxDenied)])
+class Blinking(MemoryMailbox):
+    """Does not find an object that it found before; once."""
+
+    asked = 0
+
+    async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
+        self.asked += 1
+        return None if self.asked == 2 else await super().get(key, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("mailbox", "error"),
+    [(Down(), MailboxUnavailable), (Refusing(), MailboxDenied), (Blinking(), MailboxUnavailable)],
+    ids=lambda value: type(value).__name__ if isinstance(value, MemoryMailbox) else "",
+)
 def test_no_verdict_without_answers(mailbox: Mailbox, error: type[Exception]) -> None:
     with pytest.raises(error):
         asyncio.run(probe_store(mailbox))
