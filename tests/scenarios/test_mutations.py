@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gradientmail_core.algorithms.schedule import first_due_after
-from gradientmail_core.engine import closer, closing
+from gradientmail_core.engine import closer, closing, follower
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.closer import Closer
 from gradientmail_core.engine.run import Board
@@ -155,6 +155,23 @@ def joiners_not_pinned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Board, "joining", lambda self: False)
 
 
+def every_question_asked_ten_times(patch: pytest.MonkeyPatch) -> None:
+    """A follower asks ten times where once would do."""
+    ask = exchange.read_round
+
+    async def again_and_again(mailbox: Any, run: str, round: int) -> Any:
+        for _ in range(9):
+            await ask(mailbox, run, round)
+        return await ask(mailbox, run, round)
+
+    patch.setattr(follower, "read_round", again_and_again)
+
+
+def more_digits_kept_than_stored(patch: pytest.MonkeyPatch) -> None:
+    """A closer goes on from its own fp32 results, whatever formats it stores."""
+    patch.setattr(closing, "restated", lambda values, codec: None)
+
+
 MUTATIONS: Mapping[Switch, int] = {
     create_once_not_atomic: 0,
     commits_deleted_after_two_cycles: 0,
@@ -166,6 +183,8 @@ MUTATIONS: Mapping[Switch, int] = {
     vanished_lease_taken_as_left: 0,
     refused_snapshot_merged: 6,
     joiners_not_pinned: 51,
+    every_question_asked_ten_times: 0,
+    more_digits_kept_than_stored: 0,
 }
 
 

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from gradientmail_core.algorithms.alignment import Adaptive
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.merge import TrimmedMean
+from gradientmail_core.algorithms.outer import SGD
 from gradientmail_core.sim.scenario import Fault, Freeze, Hang, Junk, Kill, Outage, Partition, Scenario, scenario
 from gradientmail_core.sim.store import Weather
 from gradientmail_core.sim.swarm import play
@@ -71,6 +74,70 @@ FOUND: Mapping[str, Scenario] = {
         ),
         speeds=(0.5, 0.5, 0.2),
         seed=187,
+    ),
+    "a probe that missed its object for once took the store for one that overwrites": schedule(
+        DiLoCo(
+            sync_every=4,
+            fragments=4,
+            in_flight=3,
+            follow=False,
+            quorum_size=2,
+            outer=SGD(),
+            merge=TrimmedMean(),
+            alignment=Adaptive(),
+            delta_codec="TOPK(64/4096,INT2)",
+            error_feedback=1.0,
+            master_dtype="BF16",
+            momentum_dtype="F16",
+            compression="auto",
+            merge_memory=1000,
+        ),
+        Weather(
+            latency=0.01,
+            bandwidth=10000.0,
+            request_lost=0.01982072255514965,
+            answer_lost=0.09910361277574825,
+            write_late=0.049551806387874126,
+            throttled=0.049551806387874126,
+            silent=0.009910361277574825,
+            unfound=0.049551806387874126,
+        ),
+        (
+            Junk(1.7702547552627121, "stray", 34),
+            Kill(3.494183298005794, 1, 5.0),
+            Kill(9.041026225195779, 1, 0.5),
+            Outage(11.73774916376732, 4.0),
+        ),
+        speeds=(0.2, 0.2),
+        seed=73,
+        lingers=False,
+    ),
+    "a node cut off for long deleted the beat that it tried its store with": schedule(
+        DiLoCo(
+            sync_every=4,
+            fragments=4,
+            in_flight=3,
+            overlap_steps=3,
+            follow=False,
+            quorum_size=2,
+            grace_seconds=2.0,
+            delta_codec="BF16",
+            error_feedback=None,
+            compression="auto",
+            merge_memory=2**29,
+        ),
+        Weather(
+            latency=0.05,
+            bandwidth=10000.0,
+            answer_lost=0.03155775261489168,
+            undecided=0.03155775261489168,
+            unfound=0.01577887630744584,
+        ),
+        (Partition(1.9225254441109194, 1, 16.0), Outage(19.69867361944313, 4.0)),
+        speeds=(0.2, 0.2, 0.2),
+        drifts=(1.013431453353176, 0.9705481455850916, 1.0189426737571083),
+        seed=47,
+        lingers=False,
     ),
 }
 

@@ -324,8 +324,8 @@ class Closer(ChainView):
         If its payload cannot be read, another node may have gone on: then its commit. If nobody has for the lease
         time-out, the state is lost and starts anew.
         """
-        if self._outer is not None and self._outer[0] == self.head.digest:
-            return self._outer[1]
+        if (here := self.outer) is not None:
+            return here
         give_up_at = self._host.clock.now() + self._host.timeouts.lease
         while True:
             state = await self._read_outer()

@@ -48,6 +48,7 @@ from gradientmail_core.tensors.schema import FragmentLayout, Schema, schema_diff
 
 OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/", PROBES, DOCTOR)
 DIFFERENCES_SHOWN = 12
+READ_BACKS_LEAST = 5
 CREATION_POLL_SECONDS = 0.2
 OLDER_MOST = 3
 CREATION_POLL_MOST_SECONDS = 2.0
@@ -252,12 +253,15 @@ async def _created(
 
 
 async def _read_back(host: Host) -> Found | None:
-    """The manifest that must be there by now; None only if it was not found for the lease time-out."""
-    give_up_at = host.clock.now() + host.timeouts.lease
+    """The manifest that must be there by now; None only if it was not found for the lease time-out, nor the last times.
+
+    One question may take longer than the time-out on a bad line, and its answer may miss the object for once.
+    """
+    give_up_at, asked = host.clock.now() + host.timeouts.lease, 1
     found = await find_run(host)
-    while found is None and host.clock.now() < give_up_at:
+    while found is None and (asked < READ_BACKS_LEAST or host.clock.now() < give_up_at):
         await host.clock.sleep(CREATION_POLL_SECONDS)
-        found = await find_run(host)
+        found, asked = await find_run(host), asked + 1
     return found
 
 

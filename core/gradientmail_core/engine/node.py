@@ -419,6 +419,7 @@ class Node:
             await self._list()
             for fragment in self.fragments:
                 await fragment.tidy()
+            await self._drop_late_beats()
             await self._bury()
             await self._stand()
             self._reckon()
@@ -470,6 +471,13 @@ class Node:
             self._namesakes.add(key.tag)
             self._beat_number = max(self._beat_number, key.beat + BEATS_LEFT_MOST)
         return bool(ahead)
+
+    async def _drop_late_beats(self) -> None:
+        """Delete this node's beats that landed after they were replaced: whoever wrote them believed them lost."""
+        kept = self._old_beats[0].beat if self._old_beats else 0
+        for key in self.board.leases:
+            if key.node == self._host.node and key.beat < kept:
+                await self._host.mailbox.delete(key.path)
 
     async def _bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent; one closer does it for all."""

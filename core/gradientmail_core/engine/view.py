@@ -95,6 +95,11 @@ class ChainView:
             self._rollbacks, self._feedback = self._board.rollbacks, forgotten(self._feedback)
         return self._feedback
 
+    @property
+    def outer(self) -> OuterState | None:
+        """The outer optimizer's state at the head, if this node has it at hand."""
+        return self._outer[1] if self._outer is not None and self._outer[0] == self.head.digest else None
+
     def publishing(self, own: Published) -> None:
         """This node's snapshot of the open round is encoded and about to go out."""
         self.published = own

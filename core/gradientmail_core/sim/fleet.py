@@ -153,7 +153,6 @@ class Voyage(Stage):
         self._dice = random.Random(f"fleet {fleet.seed}")
         self._speeds = [self._speed() for _ in range(fleet.nodes)]
         self._all: list[SimulatedNode] = []
-        self._traffic: list[Traffic] = []
         self._seconds = 0.0
 
     async def whole(self) -> Outcome:
@@ -189,9 +188,7 @@ class Voyage(Stage):
         seed = fleet.seed * 1_000_003 + self.lives
         clock = VirtualClock(self.loop, offset=number * CLOCKS_APART)
         store = SimulatedStore(self.shared, clock, seed, fleet.weather, self._size)
-        store.up = number not in self.stores or self.stores[number].up
-        self.stores[number] = store
-        self._traffic.append(store.traffic)
+        self.connected(number, store)
         patience = DEADLINE_SECONDS + 4 * max(fleet.delta_bytes, fleet.commit_bytes) / fleet.weather.bandwidth
         node = SimulatedNode(
             f"node-{number}",
@@ -222,9 +219,6 @@ class Voyage(Stage):
     def _outcome(self, records: Sequence[RoundRecord], failed: int) -> Outcome:
         fleet, full = self._fleet, [record for record in records if not record.void]
         trained = [node.learner.state for node in self._all if node.learner is not None]
-        traffic = Traffic()
-        for one in self._traffic:
-            traffic += one
         merged = sum(participant.tokens for record in full for participant in record.participants)
         clock = max((state.global_step for state in trained), default=0)
         return Outcome(
@@ -238,7 +232,7 @@ class Voyage(Stage):
             due_rounds=max(clock * fleet.settings.fragments // fleet.settings.sync_every - 1, 0),
             participants=sum(len(record.participants) for record in full) / max(len(full), 1),
             failed=failed,
-            traffic=traffic,
+            traffic=self.traffic,
         )
 
 

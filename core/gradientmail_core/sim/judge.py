@@ -4,12 +4,16 @@
 2. The two newest versions of every fragment are complete, at any moment.
 3. In calm weather every fragment commits within ``lease + 5 s`` and two cycles while a node lives.
 4. A snapshot is in at most one record and only if it may be: trained at least a step from the very record that its
-   round follows, under its own name. A round's weights add up to one, and its tokens to the chain's.
-5. Whatever a node published and lived to hear about is in a record, or it was told that it is not.
-6. A round is due after every step its closer knew of: missed cycles are not made up.
-7. ``live/`` is within its bound in the calm.
-8. No node fails. Nobody is taken to have left who has not.
-9. Every node that left holds the committed bytes of the versions it names.
+   round follows, under its own name. Its steps and tokens are counted as they were trained, and once; or it was
+   reported lost (:mod:`gradientmail_core.sim.ledger`). A round's weights add up to one, and its tokens to the chain's.
+5. ``live/`` and ``blobs/`` are within their bounds in the calm, and nothing of a closed round is left
+   (:mod:`gradientmail_core.sim.bounds`).
+6. In the calm requests stay in their budget (likewise).
+7. A seed gives one tape (:mod:`gradientmail_core.sim.search` plays some twice).
+8. After faults stop all nodes agree, and what the store gives back is what each of them goes on from, in bytes
+   (:mod:`gradientmail_core.sim.agreement`). Every node that left holds the committed bytes of the versions it names.
+9. A round is due after every step its closer knew of: missed cycles are not made up.
+10. No node fails. Nobody is taken to have left who has not.
 """
 
 import hashlib
@@ -22,16 +26,21 @@ import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.schedule import first_due_after
-from gradientmail_core.engine.learner import Commit
+from gradientmail_core.engine.learner import Commit, Snapshot
 from gradientmail_core.engine.loading import Source, parameters
-from gradientmail_core.events import Event, NodeGone, RoundTakenOver, SnapshotPublished, SnapshotRefused
+from gradientmail_core.events import Event, NodeGone, RoundTakenOver, SnapshotRefused
 from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, parse_live
+from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, parse_live, tape_key
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import Participant, RoundRecord, Section, digest
+from gradientmail_core.sim.agreement import behind, differing, fragments_of, strangers
+from gradientmail_core.sim.bounds import Found, Stretch, allowed, crowded, overspent
 from gradientmail_core.sim.checks import forks, manifest_of, tape
+from gradientmail_core.sim.ledger import Claim, Life, miscounted, unreported
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
+from gradientmail_core.sim.stage import Stage
+from gradientmail_core.sim.store import Traffic
 from gradientmail_core.sim.world import SimulatedNode
 
 WATCH_SECONDS = 5.0
@@ -46,7 +55,6 @@ class Written:
     node: str
     round: int
     base: str
-    steps: int
 
 
 class Judge:
@@ -58,7 +66,10 @@ class Judge:
         self._clock = VirtualClock(loop)
         self._acted: dict[tuple[int, int], str] = {}
         self._written: dict[str, list[Written]] = {}
+        self._claims: dict[tuple[Life, int], Claim] = {}
         self._lives: list[SimulatedNode] = []
+        self._compared: set[tuple[str, str]] = set()
+        self._times: dict[str, float] = {}
         self.may_leave = False
         self.violations: list[str] = []
 
@@ -69,14 +80,23 @@ class Judge:
     def born(self, node: SimulatedNode) -> None:
         """A life begins."""
         self._lives.append(node)
+        node.on_commit = self.applied
+        node.on_snapshot = lambda snapshot: self.took(node, snapshot)
+
+    def took(self, node: SimulatedNode, snapshot: Snapshot) -> None:
+        """A trainer took a snapshot."""
+        round = (snapshot.version + 1) * self._fragments + snapshot.fragment
+        claim = Claim(snapshot.local_step, snapshot.steps, snapshot.tokens)
+        self._claims[Life(node.name, node.incarnation), round] = claim
 
     def wrote(self, key: str, body: bytes) -> None:
         """An object appeared in the store, or was replaced."""
+        self._times[key] = self._clock.now()
         if key.startswith("live/deltas/") and isinstance(parsed := parse_live(key), DeltaKey):
             text = _snapshot_text(body)
             if text is not None:
                 record = json.loads(text)
-                written = Written(parsed, record["node"], record["round"], record["base"], record["steps"])
+                written = Written(parsed, record["node"], record["round"], record["base"])
                 self._written.setdefault(digest(text), []).append(written)
 
     def heard(self, event: Event) -> None:
@@ -102,30 +122,44 @@ class Judge:
             self.violated(f"two contents of fragment {head.fragment} version {head.version} were acted on")
 
     async def watch(self) -> None:
-        """Check completeness every few seconds."""
+        """Check completeness every few seconds, and that nodes go on from what is stored."""
         while True:
             await self._clock.sleep(WATCH_SECONDS)
             await self._check_complete()
+            await self._check_stored()
 
-    async def calm(self, living: Sequence[SimulatedNode], seconds: float, lingers: bool) -> None:
+    async def calm(self, stage: Stage, seconds: float, lingers: bool) -> None:
         """Without faults every fragment must commit within ``seconds``, and again within as many more.
 
-        Ends once they have, unless it ``lingers`` to see what comes late.
+        Each time every node must have come as far as the tape was before, and the second time requests must stay in
+        their budget. Ends once all have, unless it ``lingers`` to see what comes late.
         """
-        for _ in range(2):
-            ends_at = self._clock.now() + seconds
+        calm_since = self._clock.now()
+        for time in range(2):
+            began, asked = self._clock.now(), stage.traffic
             before = await self._versions()
-            waiting = set(range(self._fragments))
-            while self._clock.now() < ends_at and (waiting or lingers):
+            waiting, late, after = set(before), list(behind(stage.living(), before)), before
+            while self._clock.now() < began + seconds and (waiting or late or lingers):
                 await self._clock.sleep(CALM_LOOK_SECONDS)
                 after = await self._versions()
                 waiting = {fragment for fragment in waiting if after[fragment] <= before[fragment]}
+                late = list(behind(stage.living(), before))
             for fragment in sorted(waiting):
                 self.violated(f"fragment {fragment} did not commit for {seconds:.0f} s of calm")
-        await self._check_live(len(living))
+            for node, fragment in late:
+                self.violated(f"{node} did not follow fragment {fragment} for {seconds:.0f} s of calm")
+            if time:
+                rounds = sum((after - before).values())
+                self._check_budget(stage, self._clock.now() - began, rounds, stage.traffic - asked)
+        await self._check_size(stage, self._clock.now() - calm_since)
+        for stranger in strangers(stage.living(), await self._tape()):
+            self.violated(stranger)
 
     async def _versions(self) -> Counter[int]:
-        return Counter(record.round % self._fragments for record in await self._tape())
+        """Committed versions of each fragment."""
+        versions = Counter(dict.fromkeys(range(self._fragments), 0))
+        versions.update(record.round % self._fragments for record in await self._tape())
+        return versions
 
     async def conclude(self) -> None:
         """Judge the whole tape, every life and every model."""
@@ -136,13 +170,24 @@ class Judge:
         for round in await forks(self._shared):
             self.violated(f"round {round} does not follow its predecessor")
         await self._check_complete()
+        await self._check_stored()
         records = await self._tape()
-        self._check_merged(records)
-        self._check_schedule(records)
+        for what in miscounted(records, self._claims, self._fragments):
+            self.violated(what)
+        for record in records:
+            self._check_schedule(record)
+            for participant in record.participants:
+                self._check_participant(record, participant)
         for node in self._lives:
             if _left(node):
-                self._check_ledger(node, records)
+                told = {event.round for _, event in node.events if isinstance(event, SnapshotRefused)}
+                for what in unreported(Life(node.name, node.incarnation), self._claims, records, told):
+                    self.violated(what)
                 await self._check_model(node, records)
+
+    async def tape_digest(self) -> str:
+        """One digest for all committed records."""
+        return digest("".join(digest(record.encoded()) for record in await self._tape()))
 
     async def rounds(self) -> int:
         """Committed rounds."""
@@ -158,95 +203,89 @@ class Judge:
     async def _tape(self) -> list[RoundRecord]:
         return await tape(self._shared) if await self._created() else []
 
-    async def _check_complete(self) -> None:
+    async def _sources(self) -> list[Source]:
+        """Where each fragment's versions are read from; none before the run is created."""
         if not await self._created():
-            return
+            return []
         manifest, _ = await manifest_of(self._shared)
         layouts = manifest_layouts(manifest)
         assert not isinstance(layouts, Rejected)
-        chains: list[list[tuple[Section, ...]]] = [[(section,)] for section in manifest.theta]
+        return [Source(self._shared, self._clock, manifest, layout) for layout in layouts]
+
+    async def _check_complete(self) -> None:
+        sources = await self._sources()
+        chains: list[list[tuple[Section, ...]]] = [
+            [(section,)] for source in sources[:1] for section in source.manifest.theta
+        ]
         for record in await self._tape():
             chains[record.round % self._fragments].append(record.sections)
-        for layout, chain in zip(layouts, chains, strict=True):
-            source = Source(self._shared, self._clock, manifest, layout)
+        for source, chain in zip(sources, chains, strict=True):
             for version in range(max(len(chain) - 2, 0), len(chain)):
                 present = [await self._shared.get(section.key) is not None for section in chain[version]]
                 if not all(present) or isinstance(await parameters(source, version, chain[version]), Rejected):
-                    self.violated(f"fragment {layout.fragment} misses a payload of its two newest versions")
+                    self.violated(f"fragment {source.layout.fragment} misses a payload of its two newest versions")
 
-    async def _check_live(self, living: int) -> None:
-        deltas = [entry async for entry in self._shared.list("live/deltas/")]
-        bound = (2 + self._settings.in_flight) * max(living, 1) * 2 + 16
-        if len(deltas) > bound + 8 * self._fragments:
-            self.violated(f"{len(deltas)} snapshots lie under live/, the bound is {bound}")
+    async def _check_stored(self) -> None:
+        """Whoever lives goes on from what a node would read that came now. Each head is compared once."""
+        for source in await self._sources():
+            for node in self._lives:
+                heads = [fragment.head for fragment in fragments_of(node)[source.layout.fragment :][:1]]
+                for head in heads if not _dead(node) else ():
+                    if (node.incarnation, head.digest) not in self._compared:
+                        self._compared.add((node.incarnation, head.digest))
+                        async for difference in differing(node, source):
+                            self.violated(difference)
+
+    async def _check_size(self, stage: Stage, seconds: float) -> None:
+        keys = [entry.key async for entry in self._shared.list("")]
+        records = await self._tape()
+        found = Found(
+            ages={key: self._age(key, seconds) for key in keys},
+            settings=self._settings,
+            living=[node.name for node in stage.living()],
+            lives=stage.lives,
+            versions=await self._versions(),
+            closed={record.round: self._age(tape_key(record.round, 0), seconds) for record in records},
+        )
+        for what in crowded(found):
+            self.violated(what)
+
+    def _age(self, key: str, most: float) -> float:
+        return min(self._clock.now() - self._times.get(key, 0.0), most)
+
+    def _check_budget(self, stage: Stage, seconds: float, rounds: int, asked: Traffic) -> None:
+        living = stage.living()
+        period = min((node.timeouts.period for node in living), default=1.0)
+        for what in overspent(asked, allowed(Stretch(seconds, period, len(living), rounds, self._fragments))):
+            self.violated(what)
 
     def _check_life(self, node: SimulatedNode) -> None:
         task = node.task
         if task is not None and task.done() and not task.cancelled() and task.exception() is not None:
             self.violated(f"{node.name} failed: {task.exception()!r}")
 
-    def _check_merged(self, records: Sequence[RoundRecord]) -> None:
-        merged = [participant.snapshot for record in records for participant in record.participants]
-        for snapshot, times in Counter(merged).items():
-            if times > 1:
-                self.violated(f"snapshot {snapshot[:8]} was merged {times} times")
-        tokens: Counter[int] = Counter()
-        for record in records:
-            fragment = record.round % self._fragments
-            total = sum(participant.weight for participant in record.participants)
-            if record.participants and not np.isclose(total, 1.0):
-                self.violated(f"the weights of round {record.round} add up to {total}")
-            for participant in record.participants:
-                self._check_participant(record, participant)
-            tokens[fragment] += sum(participant.tokens for participant in record.participants)
-            if record.merged_tokens != tokens[fragment]:
-                self.violated(f"round {record.round} counts {record.merged_tokens} tokens of {tokens[fragment]}")
-
     def _check_participant(self, record: RoundRecord, participant: Participant) -> None:
         who = f"{participant.node}'s snapshot in round {record.round}"
-        if participant.steps == 0:
-            self.violated(f"{who} has no trained step")
         for written in self._written.get(participant.snapshot, ())[:1]:
             if (written.node, written.round) != (participant.node, record.round):
                 self.violated(f"{who} is {written.node}'s of round {written.round}")
             if written.base != record.prev:
                 self.violated(f"{who} was trained from another record")
 
-    def _check_schedule(self, records: Sequence[RoundRecord]) -> None:
+    def _check_schedule(self, record: RoundRecord) -> None:
         """The next round is due at the first grid step after all that the closer knew of."""
-        for record in records:
-            fragment = record.round % self._fragments
-            newest = max(record.step, record.newest_step)
-            if record.next_step != first_due_after(newest, fragment, self._fragments, self._settings.sync_every):
-                self.violated(
-                    f"round {record.round}, closed at step {newest}, makes the next due at {record.next_step}"
-                )
-
-    def _check_ledger(self, node: SimulatedNode, records: Sequence[RoundRecord]) -> None:
-        """Every snapshot of a life that heard its fate out was merged, or its node was told that it was not."""
-        mine = (node.name, node.incarnation)
-        merged = {
-            record.round for record in records if mine in {(who.node, who.incarnation) for who in record.participants}
-        }
-        told = {event.round for _, event in node.events if isinstance(event, SnapshotRefused)}
-        published = {event.round for _, event in node.events if isinstance(event, SnapshotPublished)}
-        closed = {record.round for record in records}
-        for round in sorted((published & closed) - merged - told):
-            self.violated(f"{node.name} never heard that its snapshot of round {round} was not merged")
-        for round in sorted(merged & told):
-            self.violated(f"{node.name} was told that its snapshot of round {round} was lost, and it is merged")
+        newest, fragment = max(record.step, record.newest_step), record.round % self._fragments
+        if record.next_step != first_due_after(newest, fragment, self._fragments, self._settings.sync_every):
+            self.violated(f"round {record.round}, closed at step {newest}, makes the next due at {record.next_step}")
 
     async def _check_model(self, node: SimulatedNode, records: Sequence[RoundRecord]) -> None:
         assert node.learner is not None
-        manifest, _ = await manifest_of(self._shared)
-        layouts = manifest_layouts(manifest)
-        assert not isinstance(layouts, Rejected)
         by_round = {record.round: record for record in records}
-        for layout, track in zip(layouts, node.learner.state.tracks, strict=True):
+        for source, track in zip(await self._sources(), node.learner.state.tracks, strict=True):
+            layout = source.layout
             record = by_round.get(track.version * self._fragments + layout.fragment)
             if record is None:
                 continue
-            source = Source(self._shared, self._clock, manifest, layout)
             committed = await parameters(source, track.version, record.sections)
             mine = np.empty(layout.size, np.float32)
             node.model.read(layout, mine)
@@ -258,6 +297,12 @@ def _left(node: SimulatedNode) -> bool:
     """True if this life ended as it should."""
     task = node.task
     return task is not None and task.done() and not task.cancelled() and task.exception() is None
+
+
+def _dead(node: SimulatedNode) -> bool:
+    """True if this life was ended from outside, or by a failure."""
+    task = node.task
+    return task is not None and task.done() and not _left(node)
 
 
 def _snapshot_text(body: bytes) -> str | None:

@@ -19,12 +19,12 @@ from gradientmail_core.sim.scenario import (
     Poison,
     Slow,
 )
-from gradientmail_core.sim.store import SharedStore, SimulatedStore
+from gradientmail_core.sim.store import SharedStore, SimulatedStore, Traffic
 from gradientmail_core.sim.world import SimulatedNode
 
 
 class Stage(ABC):
-    """The nodes of one run by number, and their lines to the store. ``lives`` counts processes."""
+    """The nodes of one run by number, and their lines to the store. ``lives`` counts processes, now and before."""
 
     def __init__(self, loop: VirtualLoop, shared: SharedStore, fragments: int) -> None:
         self.loop = loop
@@ -32,12 +32,24 @@ class Stage(ABC):
         self.stores: dict[int, SimulatedStore] = {}
         self.nodes: dict[int, SimulatedNode] = {}
         self.lives = 0
+        self.traffics: list[Traffic] = []
         self._fragments = fragments
         self._running: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     def launch(self, number: int) -> None:
         """Start a process of node ``number``, the first or after another died."""
+
+    def connected(self, number: int, store: SimulatedStore) -> None:
+        """Node ``number``'s new process has this line to the store, which is down if its last one was."""
+        store.up = number not in self.stores or self.stores[number].up
+        self.stores[number] = store
+        self.traffics.append(store.traffic)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What all lives together have asked of the store so far."""
+        return sum(self.traffics, Traffic())
 
     def living(self) -> list[SimulatedNode]:
         """Nodes whose process runs."""

@@ -68,10 +68,11 @@ class Traffic:
         """All requests."""
         return self.gets + self.puts + self.lists + self.deletes
 
-    def __iadd__(self, other: "Traffic") -> "Traffic":
-        for name in ("gets", "puts", "lists", "deletes", "bytes_up", "bytes_down"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        return self
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        return Traffic(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
 
 
 class SharedStore(MemoryMailbox):

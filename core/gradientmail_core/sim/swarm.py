@@ -31,12 +31,13 @@ REQUEST_DEADLINE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a run: violated invariants, and how much happened."""
+    """What became of a run: violated invariants, how much happened, and a digest of all that was committed."""
 
     seed: int
     violations: tuple[str, ...]
     rounds: int
     seconds: float
+    tape: str = ""
 
 
 def play(script: Scenario) -> Verdict:
@@ -74,12 +75,12 @@ class Arena(Stage):
         await asyncio.gather(*others)
         await asyncio.sleep(max(FAULT_SECONDS - self.loop.time(), 0.0))
         self._calm()
-        await self._judge.calm(self.living(), CALM_SECONDS, self._script.lingers)
+        await self._judge.calm(self, CALM_SECONDS, self._script.lingers)
         watching.cancel()
         await self._finish()
         await self._judge.conclude()
-        rounds = await self._judge.rounds()
-        return Verdict(self._script.seed, tuple(self._judge.violations), rounds, self.loop.time())
+        rounds, tape = await self._judge.rounds(), await self._judge.tape_digest()
+        return Verdict(self._script.seed, tuple(self._judge.violations), rounds, self.loop.time(), tape)
 
     async def _join(self, number: int, at: float) -> None:
         await asyncio.sleep(at)
@@ -90,8 +91,7 @@ class Arena(Stage):
         seed = self._script.seed * 1000 + self.lives
         clock = VirtualClock(self.loop, offset=number * 1e5, rate=self._script.drifts[number])
         store = SimulatedStore(self.shared, clock, seed, self._weather(number))
-        store.up = number not in self.stores or self.stores[number].up
-        self.stores[number] = store
+        self.connected(number, store)
         node = SimulatedNode(
             f"node-{number}",
             store,
@@ -106,7 +106,6 @@ class Arena(Stage):
             policy=RetryPolicy(deadline=REQUEST_DEADLINE_SECONDS),
         )
         node.on_event = lambda event: self._heard(node, event)
-        node.on_commit = self._judge.applied
         self.nodes[number] = node
         self._judge.born(node)
         node.launch()

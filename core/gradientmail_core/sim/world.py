@@ -14,7 +14,7 @@ import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.engine.aligning import Policy
-from gradientmail_core.engine.learner import Commit, Learner
+from gradientmail_core.engine.learner import Commit, Learner, Snapshot
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.roles import Role
 from gradientmail_core.engine.run import Host
@@ -85,6 +85,7 @@ class SimulatedNode:
     events: list[tuple[float, Event]] = field(default_factory=list)
     on_event: Callable[[Event], None] = lambda event: None
     on_commit: Callable[[Commit], None] = lambda commit: None
+    on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     paused: bool = False
     keeps_events: bool = True
@@ -143,7 +144,7 @@ class SimulatedNode:
             in_flight=self.settings.in_flight,
             overlap_steps=self.settings.overlap_steps,
             policy=Policy.of(self.settings),
-            publish=engine.publish,
+            publish=self._published,
             applied=self._applied,
             now=self.clock.now,
             flush=self.settings.flush_on_close,
@@ -195,6 +196,11 @@ class SimulatedNode:
         values = np.empty(layout.size, np.float32)
         self.model.read(layout, values)
         return values
+
+    def _published(self, snapshot: Snapshot) -> None:
+        assert self.engine is not None
+        self.on_snapshot(snapshot)
+        self.engine.publish(snapshot)
 
     def _applied(self, commit: Commit) -> None:
         self.on_commit(commit)

@@ -252,6 +252,23 @@ def test_a_manifest_that_is_not_found_for_once_stops_no_creator() -> None:
     virtually(main)
 
 
+def test_a_question_longer_than_the_lease_time_out_does_not_decide_that_a_manifest_is_missing() -> None:
+    class Slow(Forgetful):
+        async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
+            if key == MANIFEST and not self.slept:
+                self.slept = True
+                await asyncio.sleep(2 * TIMEOUTS.lease)
+            return await super().get(key, limit=limit)
+
+        slept = False
+
+    async def main(place: Place) -> None:
+        found = await create(place.host("a", Slow(place, MANIFEST, times=1)))
+        check_one_run(place, [found])
+
+    virtually(main)
+
+
 def test_garbage_in_the_place_of_a_claim_holds_nobody_up() -> None:
     async def main(place: Place) -> None:
         for number in range(3):

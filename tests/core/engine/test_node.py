@@ -101,6 +101,21 @@ def test_the_last_two_beats_stay_and_no_more() -> None:
     virtually(main)
 
 
+def test_a_beat_that_lands_after_it_was_replaced_does_not_stay() -> None:
+    async def main(place: Place) -> None:
+        node = place.launch("a", settings=replace(QUICK, sync_every=1000), steps=600)
+        await asyncio.sleep(20.0)
+        late = place.listed("live/leases/a/")[-1]
+        await asyncio.sleep(10.0)
+        assert late not in place.listed("live/leases/a/")
+        await place.mailbox.put(late, b"{}")
+        await asyncio.sleep(2 * TIMEOUTS.period)
+        assert late not in place.listed("live/leases/a/")
+        await ended([node])
+
+    virtually(main)
+
+
 def test_what_a_node_publishes_counts_as_its_beat() -> None:
     async def main(place: Place) -> None:
         place.mailbox = recorded = Recorded()

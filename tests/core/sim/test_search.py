@@ -12,6 +12,19 @@ def test_processes_play_what_one_would() -> None:
     assert list(verdicts(1001, 2, 2)) == list(verdicts(1001, 2, 1))
 
 
+def test_a_seed_that_ends_otherwise_when_it_is_played_again_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[int] = []
+
+    def differs(script: Scenario) -> Verdict:
+        played.append(script.seed)
+        return Verdict(script.seed, (), 5, 1.0, tape=str(len(played)))
+
+    monkeypatch.setattr(module, "play", differs)
+    first, last = list(verdicts(14, 2, 1))
+    assert played == [14, 15, 15]
+    assert first.violations == () and last.violations == ("played again it ends otherwise",)
+
+
 def test_violations_are_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(script: Scenario) -> Verdict:
         return Verdict(script.seed, ("a node failed",) if script.seed % 2 else (), 5, 1.0)
