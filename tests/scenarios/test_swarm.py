@@ -139,6 +139,37 @@ FOUND: Mapping[str, Scenario] = {
         seed=47,
         lingers=False,
     ),
+    "a creator whose question took longer than the lease time-out gave up the manifest it had written": schedule(
+        DiLoCo(
+            sync_every=10,
+            fragments=2,
+            overlap_steps=10,
+            follow=False,
+            quorum_size=1,
+            grace_seconds=0.0,
+            outer=SGD(),
+            merge=TrimmedMean(),
+            stale="rebase",
+            delta_codec="INT2",
+            error_feedback=None,
+            master_dtype="BF16",
+            residual_dtype="BF16",
+            compression="auto",
+        ),
+        Weather(
+            latency=0.05,
+            bandwidth=10000.0,
+            request_lost=0.06943833593150421,
+            answer_lost=0.01388766718630084,
+            write_late=0.01388766718630084,
+            silent=0.00694383359315042,
+            unfound=0.034719167965752105,
+        ),
+        (),
+        speeds=(0.2,),
+        seed=273,
+        lingers=False,
+    ),
 }
 
 
