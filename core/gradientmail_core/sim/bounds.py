@@ -79,13 +79,17 @@ def _many_beats(found: Found) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of calm: its seconds, beat period and living nodes, and the rounds committed in it."""
+    """A stretch of calm: its seconds, beat period and living nodes, and the rounds committed in it.
+
+    ``counting`` says that nodes list who has published before they do (``follow=n``).
+    """
 
     seconds: float
     period: float
     nodes: int
     rounds: int
     fragments: int
+    counting: bool = False
 
 
 def allowed(calm: Stretch) -> Traffic:
@@ -100,7 +104,7 @@ def allowed(calm: Stretch) -> Traffic:
     return Traffic(
         gets=int(calm.nodes * asking),
         puts=int(beats + rounds * (calm.nodes + SECTIONS_MOST + 2)),
-        lists=int(2 * beats),
+        lists=int(2 * beats + calm.nodes * asking * calm.counting),
     )
 
 

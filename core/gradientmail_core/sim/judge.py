@@ -254,9 +254,10 @@ class Judge:
         return min(self._clock.now() - self._times.get(key, 0.0), most)
 
     def _check_budget(self, stage: Stage, seconds: float, rounds: int, asked: Traffic) -> None:
-        living = stage.living()
+        living, counting = stage.living(), self._settings.follow not in (None, False)
         period = min((node.timeouts.period for node in living), default=1.0)
-        for what in overspent(asked, allowed(Stretch(seconds, period, len(living), rounds, self._fragments))):
+        calm = Stretch(seconds, period, len(living), rounds, self._fragments, counting)
+        for what in overspent(asked, allowed(calm)):
             self.violated(what)
 
     def _check_life(self, node: SimulatedNode) -> None:
