@@ -4,11 +4,14 @@
 
 Trains one model of 4 million parameters in short fits by turns, with the stock strategy and as the only node of a run
 in a directory, with the default settings: a fragment is merged each 25 steps. A pair is one fit of each kind; the order
-within a pair changes, so that a machine that warms up or is shared favours neither. Prints the median over the pairs
-of the ratio of their mean step times, and the same for the process's CPU time, which other programs disturb less.
+within a pair changes, so that a machine that warms up or is shared favours neither. A fit is cut into cycles of 25
+steps, each with all that comes once in a cycle, and compared cycle by cycle with the other of its pair: so what else
+the machine does for a moment spoils one ratio of many. Prints the median ratio and the middle half of them, for the
+time by the clock and for the process's CPU time, which other programs disturb less.
 """
 
 import argparse
+import itertools
 import json
 import logging
 import statistics
@@ -26,35 +29,34 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gradientmail_lightning import DiLoCo, GradientMailStrategy
 
-PAIRS, STEPS, WARM_UP = 6, 110, 10
+PAIRS, CYCLES, CYCLE, WARM_UP = 12, 4, 25, 10
+STEPS = WARM_UP + CYCLES * CYCLE + 1
 WIDTH, LAYERS, BATCH = 1024, 4, 64
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Mean over the steps of one fit, in milliseconds: by the clock, and of the process's processors."""
+    """Mean over the steps of one cycle, in milliseconds: by the clock, and of the process's processors."""
 
     wall: float
     cpu: float
 
 
 class Timer(Callback):
-    """Times the steps of one fit after its first :data:`WARM_UP`, from the start of a batch to that of the next."""
+    """Times the cycles of one fit after its first :data:`WARM_UP` steps."""
 
     def __init__(self) -> None:
-        self._began = self._ended = (0.0, 0.0)
+        self._marks: list[tuple[float, float]] = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        """Note the times; the batch after the last is not trained on."""
-        self._ended = time.perf_counter(), time.process_time()
-        if batch_idx == WARM_UP:
-            self._began = self._ended
+        """Note the times where a cycle begins."""
+        if batch_idx >= WARM_UP and (batch_idx - WARM_UP) % CYCLE == 0:
+            self._marks.append((time.perf_counter(), time.process_time()))
 
-    def step_time(self) -> StepTime:
-        """The mean step."""
-        wall, cpu = (ended - began for began, ended in zip(self._began, self._ended, strict=True))
-        steps = STEPS - 1 - WARM_UP
-        return StepTime(wall / steps * 1e3, cpu / steps * 1e3)
+    def step_times(self) -> list[StepTime]:
+        """The mean step of each cycle."""
+        spans = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(self._marks)]
+        return [StepTime(wall / CYCLE * 1e3, cpu / CYCLE * 1e3) for wall, cpu in spans]
 
 
 class Regression(LightningModule):
@@ -75,7 +77,7 @@ class Regression(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def timed(strategy: Strategy, data: TensorDataset) -> StepTime:
+def timed(strategy: Strategy, data: TensorDataset) -> list[StepTime]:
     """One fit."""
     timer = Timer()
     trainer = Trainer(
@@ -89,11 +91,11 @@ def timed(strategy: Strategy, data: TensorDataset) -> StepTime:
         enable_model_summary=False,
     )
     trainer.fit(Regression(), DataLoader(data, batch_size=BATCH))
-    return timer.step_time()
+    return timer.step_times()
 
 
 def measured(folder: str) -> dict[str, float]:
-    """Medians over the pairs."""
+    """Medians and quartiles over the cycles of all pairs."""
     data = TensorDataset(torch.rand(STEPS * BATCH, WIDTH))
     algorithm = DiLoCo()
     stock: list[StepTime] = []
@@ -102,12 +104,14 @@ def measured(folder: str) -> dict[str, float]:
         node = GradientMailStrategy(f"{folder}/{pair}", algorithm)
         turns = [(SingleDeviceStrategy("cpu"), stock), (node, ours)]
         for strategy, times in turns if pair % 2 else turns[::-1]:
-            times.append(timed(strategy, data))
+            times += timed(strategy, data)
     pairs = list(zip(ours, stock, strict=True))
+    wall = statistics.quantiles([100 * (one.wall / other.wall - 1) for one, other in pairs])
+    cpu = statistics.quantiles([100 * (one.cpu / other.cpu - 1) for one, other in pairs])
     return {
         "stock_step_ms": statistics.median(one.wall for one in stock),
-        "added_percent": statistics.median(100 * (one.wall / other.wall - 1) for one, other in pairs),
-        "added_cpu_percent": statistics.median(100 * (one.cpu / other.cpu - 1) for one, other in pairs),
+        **dict(zip(("added_percent_low", "added_percent", "added_percent_high"), wall, strict=True)),
+        **dict(zip(("added_cpu_percent_low", "added_cpu_percent", "added_cpu_percent_high"), cpu, strict=True)),
     }
 
 
@@ -122,7 +126,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = measured(folder)
     print(f"stock strategy: {figures['stock_step_ms']:.1f} ms a step")
-    print(f"as a node:      {figures['added_percent']:+.1f} % time, {figures['added_cpu_percent']:+.1f} % CPU")
+    for name, what in (("added_percent", "time"), ("added_cpu_percent", "CPU")):
+        low, middle, high = (figures[name + end] for end in ("_low", "", "_high"))
+        print(f"as a node:      {middle:+.1f} % {what} (middle half of the cycles: {low:+.1f} to {high:+.1f} %)")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

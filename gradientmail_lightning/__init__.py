@@ -14,6 +14,7 @@ where only that package is installed, they are these. Importing registers the st
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from gradientmail_core.adapters.torch_queue import SharedQueueDataset
 from gradientmail_core.algorithms.diloco import DiLoCo
 
 if TYPE_CHECKING or find_spec("lightning") is not None:
@@ -29,4 +30,10 @@ else:
         GradientMailStrategy,
     )
 
-__all__ = ["DiLoCo", "GradientMailDDPStrategy", "GradientMailModelParallelStrategy", "GradientMailStrategy"]
+__all__ = [
+    "DiLoCo",
+    "GradientMailDDPStrategy",
+    "GradientMailModelParallelStrategy",
+    "GradientMailStrategy",
+    "SharedQueueDataset",
+]

@@ -39,6 +39,17 @@ def follow(trainer: "Trainer", step: int) -> int:
     return behind
 
 
+def follow_epochs(trainer: "Trainer", epoch: int) -> None:
+    """Move ``trainer`` on to ``epoch``, where the data themselves tell which epoch the run is in."""
+    epochs = epoch - trainer.current_epoch
+    if epochs <= 0:
+        return
+    _count_epochs(trainer, epochs)
+    for config in trainer.lr_scheduler_configs if trainer.lightning_module.automatic_optimization else ():
+        if config.interval == "epoch":
+            _advance_schedule(trainer, config, 0, 0, epochs)
+
+
 def _advance_steps(trainer: "Trainer", steps: int, automatic: bool) -> None:
     loop = trainer.fit_loop.epoch_loop
     if automatic:
@@ -58,11 +69,15 @@ def _steps_per_epoch(trainer: "Trainer") -> int | None:
 def _advance_epochs(trainer: "Trainer", steps: int) -> int:
     per_epoch = _steps_per_epoch(trainer)
     epochs = steps // per_epoch if per_epoch else 0
+    _count_epochs(trainer, epochs)
+    return epochs
+
+
+def _count_epochs(trainer: "Trainer", epochs: int) -> None:
     progress = trainer.fit_loop.epoch_progress
     for count in (progress.total, progress.current):
         for stage, so_far in vars(count).items():
             setattr(count, stage, so_far + epochs)
-    return epochs
 
 
 def _advance_schedule(trainer: "Trainer", config: "LRSchedulerConfig", before: int, behind: int, epochs: int) -> None:

@@ -39,7 +39,7 @@ class SessionHooks:
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Join: whatever restores a checkpoint has done so, the sanity check is over, training is certain."""
-        self._strategy.enter_run(trainer)
+        self._strategy.begin_training(trainer)
 
     def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Leave the run before an average takes the model's place for an epoch that only measures its BatchNorm."""

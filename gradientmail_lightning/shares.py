@@ -1,7 +1,7 @@
 """The node's share of the global batch, in the trainer's own loaders.
 
 A loader is taken when Lightning has prepared it and before anything iterates it. From then on its batches have the
-size that the strategy says, and its epochs keep their number of batches (see
+size that the strategy says, and its epochs keep their number of batches, or else that of their samples (see
 :mod:`gradientmail_core.adapters.torch_loaders`). Where that cannot work the loader stays as it is, and one warning
 says why: a session weighs what a node really trained on, so a batch of the wrong size is no error.
 
@@ -18,10 +18,14 @@ from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, elast
 
 
 class BatchShares:
-    """The streams behind the train loaders of one fit. ``size`` is how large a batch should be now."""
+    """The streams behind the train loaders of one fit. ``size`` is how large a batch should be now.
 
-    def __init__(self, size: Share, warn: Callable[[str], None]) -> None:
+    With ``one_pass`` an epoch is one pass over the data, of as many batches as that takes.
+    """
+
+    def __init__(self, size: Share, warn: Callable[[str], None], *, one_pass: bool = False) -> None:
         self._size = size
+        self._one_pass = one_pass
         self._warn = warn
         self._warned = False
         self._streams: list[ElasticStream] = []
@@ -42,7 +46,7 @@ class BatchShares:
             return loader
         kept = cast(DataLoader[object], loader)
         nominal = cast(BatchSampler, kept.batch_sampler).batch_size
-        taken, stream = elastic(kept, lambda: self._size_in(nominal))
+        taken, stream = elastic(kept, lambda: self._size_in(nominal), one_pass=self._one_pass)
         self._streams.append(stream)
         if len(self._streams) > 1:
             self._keep("there are several of them")

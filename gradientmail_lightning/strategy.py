@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from gradientmail_core.adapters.seeding import node_seed
 from gradientmail_core.adapters.torch import Buffers, TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
-from gradientmail_core.adapters.torch_loaders import in_own_order, samples_in
+from gradientmail_core.adapters.torch_loaders import Share, in_own_order, samples_in
+from gradientmail_core.adapters.torch_queue import SharedQueueDataset
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Event, RunCreated, RunJoined, RunResumed, RunWaited, SessionEnded, log_event
 from gradientmail_core.session import Algorithm, Session, default_node
 from gradientmail_core.session.environment import PREFIX, Plain, algorithm_from, algorithm_with, mailbox_from
 from gradientmail_core.tensors.model import Model
+from gradientmail_lightning.dealing import Dealing
 from gradientmail_lightning.evaluating import checked_choice, committed, evaluation
 from gradientmail_lightning.following import follow
 from gradientmail_lightning.hooks import SessionHooks
@@ -65,6 +68,8 @@ class GradientMailMixin(_Stock):
     * ``buffers``: ``"mean"`` merges floating-point buffers (a BatchNorm's statistics) too, on every node;
       ``"local"`` leaves each node its own. Not chosen means local, with a warning where there are any.
     * ``max_batch_size``: with ``global_batch_size``, the most samples that one process takes in one batch.
+    * ``epoch``: with ``global_batch_size``, what stays when a share changes: ``"steps"``, an epoch's number of batches,
+      or ``"samples"``, so that an epoch is one pass over the data and nobody knows its length beforehand.
     * ``evaluate``: ``"global"`` validates and tests on the committed parameters; ``"local"`` on this node's own.
     * ``follow_run``: start where the run is: ``global_step``, epoch, learning rate schedules (see
       :mod:`gradientmail_lightning.following`). So ``max_steps`` and ``max_epochs`` are the run's, not each node's.
@@ -88,11 +93,18 @@ class GradientMailMixin(_Stock):
         own_order: bool = True,
         buffers: Buffers | None = None,
         max_batch_size: int | None = None,
+        epoch: str = "steps",
         evaluate: str = "local",
         follow_run: bool = True,
         own_directories: bool = True,
         **stock: object,
     ) -> None:
+        if max_batch_size is not None and max_batch_size < 1:
+            raise ConfigurationError(f"max_batch_size is {max_batch_size}.", "Use 1 or more.")
+        if epoch not in ("steps", "samples"):
+            raise ConfigurationError(f"epoch is {epoch!r}.", "Use 'steps' or 'samples'.")
+        if tokens is not None and not callable(tokens):
+            raise ConfigurationError(f"tokens is {tokens!r}.", "Give a function from a batch to a whole number.")
         super().__init__(**stock)  # type: ignore[arg-type]  # each stock strategy has its own
         self.mailbox = str(mailbox) if mailbox else mailbox_from(os.environ)
         given = algorithm_with(algorithm) if isinstance(algorithm, dict) else algorithm
@@ -107,9 +119,11 @@ class GradientMailMixin(_Stock):
         self._buffers = buffers
         self._max_batch_size = max_batch_size
         self._evaluate = checked_choice(evaluate)
-        self._follow_run = follow_run
+        self.follows_run = follow_run
         self.own_directories = own_directories
-        self._shares = BatchShares(self._batch_size, self._warn_of_rigid)
+        self._shares = BatchShares(self._batch_size, self._warn_of_rigid, one_pass=epoch == "samples")
+        self._dealing = Dealing(self)
+        self._may_join = self._early = False
         self._share = 0
         self._saved: Mapping[str, object] = {}
         self._lent = ExitStack()
@@ -131,6 +145,8 @@ class GradientMailMixin(_Stock):
         """Put the hooks first among the trainer's callbacks, once."""
         super().connect(model)
         self._shares.begin()
+        self._dealing.begin()
+        self._may_join = True
         callbacks = model.trainer.callbacks  # type: ignore[attr-defined]  # typed as if it had none
         if not any(isinstance(callback, SessionHooks) for callback in callbacks):
             callbacks.insert(0, self._hooks_class(self))
@@ -169,13 +185,17 @@ class GradientMailMixin(_Stock):
             return loader
         if self._own_order:
             loader = in_own_order(loader, self.node, torch.initial_seed() + trainer.current_epoch)
-        return self._shares.taken(loader) if self._shares_batches(trainer) else loader
+        if not self._arranges(trainer):
+            return loader
+        if isinstance(getattr(loader, "dataset", None), SharedQueueDataset):
+            return self._dealing.taken(cast("DataLoader[object]", loader))
+        return self._shares.taken(loader) if self.algorithm.global_batch_size is not None else loader
 
-    def _shares_batches(self, trainer: "Trainer") -> bool:
+    def _arranges(self, trainer: "Trainer") -> bool:
         """Not for a tuner, which has put the hooks aside; not where the same few batches are wanted again."""
         joins = any(isinstance(callback, SessionHooks) for callback in trainer.callbacks)  # type: ignore[attr-defined]  # set later
         fixed = trainer.fast_dev_run or trainer.overfit_batches  # type: ignore[attr-defined]  # set later
-        return joins and not fixed and self.algorithm.global_batch_size is not None
+        return joins and not fixed
 
     def teardown(self) -> None:
         """Let the session go whatever happened before; then the stock teardown."""
@@ -190,12 +210,26 @@ class GradientMailMixin(_Stock):
 
     # -- one fit -------------------------------------------------------------------------------------------
 
+    def begin_training(self, trainer: "Trainer") -> None:
+        """Join the run, unless the data needed it earlier. Raises what :meth:`enter_run` raises."""
+        if not self._early:
+            self.enter_run(trainer)
+        self._early = False
+
+    def enter_early(self, trainer: "Trainer") -> bool:
+        """Join for the sake of what is read before training begins; whether there is a run to read from."""
+        if self._processes is None and self._may_join and not trainer.fit_loop.skip:
+            self.enter_run(trainer)
+            self._early = True
+        return self._processes is not None
+
     def enter_run(self, trainer: "Trainer") -> None:
         """Join the run with the model as it is now; not in a ``fast_dev_run``, which only tries the code.
 
         Raises what :meth:`Session.join` raises, and what the model's adapter refuses.
         """
         self.abort_run("a new fit started")
+        self._may_join = False
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set later
             self._say("fast_dev_run: no run is joined")
             return
@@ -212,8 +246,28 @@ class GradientMailMixin(_Stock):
             self._session = self._open_session(self._processes.model)
         self._trainer = trainer
         self._share = self._processes.run(self._join)
-        if self._follow_run:
+        if self.follows_run:
             self._follow(trainer, self._processes)
+
+    @property
+    def processes(self) -> Processes | None:
+        """The processes of this node, while it is in a run."""
+        return self._processes
+
+    @property
+    def session(self) -> Session | None:
+        """The session, while this node is in a run, on its leading process."""
+        return self._session
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Which of how many processes that read different data this is."""
+        return 0, 1
+
+    @property
+    def share(self) -> Share | None:
+        """How large the next batch of this process should be; None where the loader decides."""
+        return self._batch_size if self.algorithm.global_batch_size is not None else None
 
     def see_batch(self, batch: object, *, first: bool) -> None:
         """Count a batch that is about to be trained on; ``first`` of its epoch, the parameters are checked."""
@@ -229,6 +283,7 @@ class GradientMailMixin(_Stock):
     def finish_batch(self, trainer: "Trainer", module: "LightningModule", batch: object) -> None:
         """One step of the session if an optimizer stepped, with the samples since the last one."""
         self._shares.confirm()
+        self._dealing.confirm()
         if self._processes is None:
             return
         if not self._seen and batch is not None:
@@ -309,6 +364,9 @@ class GradientMailMixin(_Stock):
         streams = self._shares.state()
         if streams:
             state["streams"] = streams
+        units = self._dealing.state()
+        if units:
+            state["units"] = units
         if self._session is not None:
             state["session"] = self._session.state_dict()
         return state
@@ -319,11 +377,15 @@ class GradientMailMixin(_Stock):
         streams = state.get("streams")
         if isinstance(streams, list) and state.get("node") == self.node:
             self._shares.restore(streams)
+        units = state.get("units")
+        if isinstance(units, dict) and state.get("node") == self.node:
+            self._dealing.restore(units)
 
     def _forget(self) -> None:
         self.progress()
         self._session = None
         self._processes = self._visiting = None
+        self._early = False
         self._trainer = None
         self._adapter = None
 
@@ -397,13 +459,9 @@ class GradientMailMixin(_Stock):
         """The size of one process's next batch, rounded up. Before the run is joined its start is assumed."""
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         whole = self._share or -(-(self.algorithm.global_batch_size or 1) // self.min_nodes)
-        parts = self._replicas * (trainer.accumulate_grad_batches if trainer is not None else 1)
+        parts = self.replica[1] * (trainer.accumulate_grad_batches if trainer is not None else 1)
         size = -(-whole // parts)
         return size if self._max_batch_size is None else min(size, self._max_batch_size)
-
-    @property
-    def _replicas(self) -> int:
-        return 1
 
     def _warn_of_rigid(self, reason: str) -> None:
         if self.is_global_zero:
@@ -502,9 +560,10 @@ class RanksMixin(GradientMailMixin):
         return kwargs
 
     def _make_processes(self, adapter: TorchModel) -> Processes:
-        return Ranks(adapter, self.root_device, replicas=self._replicas)
+        return Ranks(adapter, self.root_device, replicas=self.replica[1])
 
     @property
-    def _replicas(self) -> int:
-        """Processes that read different data; with tensor parallelism fewer than there are."""
-        return cast(int, self.distributed_sampler_kwargs["num_replicas"])
+    def replica(self) -> tuple[int, int]:
+        """Which of the processes that read different data; with tensor parallelism fewer than there are."""
+        kwargs = self.distributed_sampler_kwargs
+        return cast(int, kwargs["rank"]), cast(int, kwargs["num_replicas"])

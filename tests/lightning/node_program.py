@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 
+from gradientmail_core.adapters.torch_queue import SharedQueueDataset
 from gradientmail_core.algorithms.diloco import DiLoCo
 from tests.lightning.nodes import QUIET, batches, namespace
 
@@ -109,8 +111,12 @@ def main() -> None:
         {"val_check_interval": 10, "limit_val_batches": 1} if options.get("evaluates") else {"limit_val_batches": 0}
     )
     trainer = pl.pl.Trainer(strategy=strategy, **{**QUIET, "devices": devices}, **limits, max_epochs=-1)
-    trainer.fit(module_for(pl, options), batches(32, shuffle=True), batches(2))
-    print(f"rank {trainer.global_rank} of {options['node']} done", os.getpid())
+    train = batches(32, shuffle=True)
+    if options.get("shared"):
+        train = DataLoader(SharedQueueDataset(train.dataset), batch_size=4, shuffle=True)
+    trainer.fit(module_for(pl, options), train, batches(2))
+    print(f"rank {trainer.global_rank} of {options['node']} done", os.getpid(), flush=True)
+    os._exit(0)  # taking the interpreter down piece by piece takes longer than the training
 
 
 if __name__ == "__main__":

@@ -43,6 +43,24 @@ def batches(count: int = 8, size: int = 4, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(rows), batch_size=size, **options)
 
 
+def two_optimizers(pl: Any) -> Any:
+    """A module in manual optimization that steps two optimizers in each batch, as a GAN does."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch[0]))
+            optimizer.step()
+
+    def two(parameters: Any) -> Any:
+        weight, bias = parameters
+        return [torch.optim.SGD([weight], lr=0.1), torch.optim.Adam([bias])]
+
+    module = pl.Module(make_optimizer=two, training_step=training_step)
+    module.automatic_optimization = False
+    return module
+
+
 def _fit(found: Any, module: Any, strategy: Any, loader: Any, **options: Any) -> Any:
     fit_options = {
         name: options.pop(name) for name in ("ckpt_path", "val_dataloaders", "weights_only") if name in options

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from tests.lightning.nodes import batches
+from tests.lightning.nodes import batches, two_optimizers
 
 
 def rates(pl, make_scheduler, interval="step", frequency=1, start=0, **options):
@@ -98,7 +98,7 @@ def test_a_checkpoint_follows_for_the_rest(pl, tmp_path):
     assert trainer.global_step == 24
 
 
-def test_accumulated_batches_are_one_step(pl):
+def test_a_late_node_counts_accumulated_batches_as_one_step(pl):
     late, trainer = rates(pl, *SCHEDULES["warmup"], start=4, accumulate_grad_batches=2)
     assert len(late) == 16
     assert late[::2] == pytest.approx([step / 20 for step in range(4, 12)])
@@ -106,20 +106,8 @@ def test_accumulated_batches_are_one_step(pl):
 
 
 def test_two_optimizers_count_two_steps(pl):
-    def training_step(self, batch, batch_idx):
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch[0]))
-            optimizer.step()
-
-    def two(parameters):
-        weight, bias = parameters
-        return [torch.optim.SGD([weight], lr=0.1), torch.optim.Adam([bias])]
-
-    module = pl.Module(make_optimizer=two, training_step=training_step)
-    module.automatic_optimization = False
     strategy = pl.Strategy(start=5)
-    trainer = pl.fit(module, strategy, max_epochs=-1, max_steps=16)
+    trainer = pl.fit(two_optimizers(pl), strategy, max_epochs=-1, max_steps=16)
     assert trainer.global_step == 16
     assert len(strategy.recorded.samples) == 3
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gradientmail_core.errors import ConfigurationError
-from tests.lightning.nodes import batches
+from tests.lightning.nodes import batches, two_optimizers
 from tests.sessions import LAST
 
 EIGHT = [4] * 8
@@ -34,20 +34,8 @@ def test_accumulated_batches_are_one_step_with_all_their_samples(pl, accumulate,
 
 
 def test_a_gan_in_manual_optimization_steps_once_a_batch(pl):
-    def training_step(self, batch, batch_idx):
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch[0]))
-            optimizer.step()
-
-    def two(parameters):
-        weight, bias = parameters
-        return [torch.optim.SGD([weight], lr=0.1), torch.optim.Adam([bias])]
-
-    module = pl.Module(make_optimizer=two, training_step=training_step)
-    module.automatic_optimization = False
     strategy = pl.Strategy(commits={3: 1.0})
-    trainer = pl.fit(module, strategy)
+    trainer = pl.fit(two_optimizers(pl), strategy)
     assert strategy.recorded.samples == EIGHT
     assert trainer.global_step == 16
 
@@ -281,36 +269,6 @@ def test_barebones_trains_in_the_run(pl):
     trainer = pl.pl.Trainer(strategy=strategy, accelerator="cpu", devices=1, barebones=True, max_epochs=1)
     trainer.fit(pl.Module(), batches())
     assert strategy.recorded.samples == EIGHT
-
-
-@pytest.mark.parametrize("search", ["lr", "batch_size"])
-def test_tuners_are_invisible_to_the_run(pl, search, tmp_path):
-    module = pl.Module(
-        make_optimizer=None,
-        train_dataloader=lambda self: batches(8, self.batch_size),
-        val_dataloader=lambda self: batches(1),
-    )
-    module.lr, module.batch_size = 0.01, 4
-    strategy = pl.Strategy()
-    trainer = pl.pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    tuner = pl.pl.tuner.Tuner(trainer)
-    if search == "lr":
-        tuner.lr_find(module, num_training=4, update_attr=False)
-    else:
-        tuner.scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=2)
-    assert strategy.sessions == []
-    trainer.fit(module)
-    assert strategy.recorded.names == ["join", "step", "pause", "resume", "close"]
-    assert len(strategy.recorded.samples) == 8 * 4 // (4 if search == "lr" else module.batch_size)
 
 
 # Ends

@@ -86,9 +86,10 @@ def leases(tmp_path: Path) -> list[str]:
     return sorted(path.name.split("-")[1][0] for path in (tmp_path / "run").glob("live/leases/*/*"))
 
 
-@pytest.mark.parametrize(("kind", "rank"), [("ddp", 1), ("ddp", 0), ("fsdp2", 1)])
-def test_a_rank_that_fails_ends_all_ranks_and_releases_the_lease(tmp_path, kind, rank):
-    node = start(tmp_path, nodes=1, node="a", kind=kind, fail_rank=rank)
+@pytest.mark.parametrize(("kind", "rank", "shared"), [("ddp", 1, True), ("ddp", 0, False), ("fsdp2", 1, False)])
+def test_a_rank_that_fails_ends_all_ranks_and_releases_the_lease(tmp_path, kind, rank, shared):
+    """Also where the ranks are dealt their samples."""
+    node = start(tmp_path, nodes=1, node="a", kind=kind, fail_rank=rank, shared=shared)
     assert any("ZeroDivisionError: this rank fails" in line for line in node.stdout)
     printed = finished(node, SECONDS_TO_END)
     assert node.returncode, printed

@@ -23,11 +23,12 @@ def test_each_namespace_has_classes_of_its_own():
 
 def test_where_only_pytorch_lightning_is_installed_its_classes_are_the_ones():
     program = """
-import importlib.util, sys
+import importlib.util, os, sys
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "lightning" else found(name, *rest)
 import gradientmail_lightning, pytorch_lightning
 assert issubclass(gradientmail_lightning.GradientMailStrategy, pytorch_lightning.strategies.SingleDeviceStrategy)
 assert "gradientmail_lightning.lightning_pytorch" not in sys.modules
+os._exit(0)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)

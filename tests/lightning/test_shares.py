@@ -67,6 +67,47 @@ def test_batches_follow_the_share(pl, data, later):
     assert strategy.recorded.samples == sizes(seen)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("later", [2, 8])
+@pytest.mark.parametrize("data", DATASETS)
+def test_an_epoch_can_be_one_pass_over_the_samples(lightning, data, later, workers):
+    """Its batches come to what they come to; validation and the last accumulated step are at its end all the same."""
+    ends, validated = [], []
+
+    class Count(lightning.pl.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            validated.append(len(seen))
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            ends.append(len(seen))
+
+    module, seen = watching(lightning)
+    strategy = lightning.Strategy(shares={0: 12, 1: 3 * later}, epoch="samples")
+    trainer = lightning.fit(
+        module,
+        strategy,
+        DataLoader(DATASETS[data](), batch_size=4, num_workers=workers),
+        max_epochs=2,
+        accumulate_grad_batches=3,
+        callbacks=[Count()],
+        val_dataloaders=batches(1),
+        num_sanity_val_steps=0,
+    )
+    for epoch in (seen[: ends[0]], seen[ends[0] :]):
+        assert sorted(number for batch in epoch for number in batch) == list(range(ROWS))
+    assert set(sizes(seen)) >= {4, later}
+    assert validated == ends
+    steps = -(-ends[0] // 3) - (ends[0] - ends[1]) // 3
+    assert len(strategy.recorded.samples) == trainer.global_step == steps
+
+
+def test_the_last_samples_of_a_pass_can_be_dropped(lightning):
+    module, seen = watching(lightning)
+    loader = DataLoader(TensorDataset(rows()), batch_size=4, drop_last=True)
+    lightning.fit(module, lightning.Strategy(shares={0: 5}, epoch="samples"), loader, max_epochs=2)
+    assert seen == [list(range(start, start + 5)) for start in range(0, 45, 5)] * 2
+
+
 @pytest.mark.parametrize("later", [2, 8])
 @pytest.mark.parametrize("data", DATASETS)
 def test_workers_follow_the_share_with_the_batches_they_have_prefetched(lightning, data, later):
@@ -293,7 +334,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_in_the_data(pl, node, tm
 
 
 @pytest.mark.parametrize("search", ["lr", "batch_size"])
-def test_tuners_keep_the_batch_sizes_they_try(pl, search, tmp_path):
+def test_tuners_keep_the_batch_sizes_they_try_and_are_invisible_to_the_run(pl, search, tmp_path):
     module, seen = watching(
         pl,
         train_dataloader=lambda self: DataLoader(TensorDataset(rows()), self.batch_size),
@@ -302,7 +343,8 @@ def test_tuners_keep_the_batch_sizes_they_try(pl, search, tmp_path):
     module.lr, module.batch_size = 0.01, 4
     options = {**QUIET, "default_root_dir": tmp_path, "max_epochs": 1}
     options.pop("enable_checkpointing")
-    trainer = pl.pl.Trainer(strategy=pl.Strategy(shares={0: 3}), **options)
+    strategy = pl.Strategy(shares={0: 3})
+    trainer = pl.pl.Trainer(strategy=strategy, **options)
     tuner = pl.pl.tuner.Tuner(trainer)
     if search == "lr":
         tuner.lr_find(module, num_training=4, update_attr=False)
@@ -310,6 +352,8 @@ def test_tuners_keep_the_batch_sizes_they_try(pl, search, tmp_path):
     else:
         tuner.scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=6)
         assert sizes(seen) == [4, 12]
+    assert strategy.sessions == []
     seen.clear()
     trainer.fit(module)
     assert set(sizes(seen)) == {3}
+    assert strategy.recorded.names == ["join", "step", "pause", "resume", "close"]

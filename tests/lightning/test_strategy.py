@@ -42,6 +42,14 @@ def test_one_named_node_can_close_all_rounds(lightning, told, tmp_path, monkeypa
     assert (manifest["store"], manifest["closers"]) == ("none", ["a"])
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"max_batch_size": 0}, {"tokens": 3}, {"evaluate": "both"}, {"epoch": "x"}, {"buffers": "sum"}]
+)
+def test_options_that_cannot_work_are_refused(lightning, wrong):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        lightning.fit(lightning.Module(), lightning.Strategy(**wrong))
+
+
 def test_strategies_can_be_chosen_by_name(pl, monkeypatch):
     monkeypatch.setenv("GRADIENTMAIL_MAILBOX", "file:///there")
     trainer = pl.pl.Trainer(strategy="gradientmail", **QUIET)

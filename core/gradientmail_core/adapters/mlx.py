@@ -76,6 +76,8 @@ class MlxModel:
     """
 
     def __init__(self, module: nn.Module, *, buffers: Literal["local", "mean"] = "local") -> None:
+        if buffers not in ("local", "mean"):
+            raise ConfigurationError(f"buffers is {buffers!r}.", "Use 'mean' or 'local'.")
         self.module = module
         self.written: set[str] = set()
         self.was_reset = False

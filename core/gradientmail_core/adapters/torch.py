@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,8 @@ class TorchModel:
     """
 
     def __init__(self, module: nn.Module, *, strip_attribute: bool | None = None, buffers: Buffers = "local") -> None:
+        if buffers not in get_args(Buffers):
+            raise ConfigurationError(f"buffers is {buffers!r}.", "Use 'mean' or 'local'.")
         root = unwrapped(module)
         self.module = module
         self._strip = is_a(root, "LightningModule") if strip_attribute is None else strip_attribute

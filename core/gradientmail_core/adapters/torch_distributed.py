@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.errors import SessionFailed
 from gradientmail_core.tensors.model import Flat, KeepingModel
 from gradientmail_core.tensors.schema import FragmentLayout, Piece, Schema
+
+T = TypeVar("T")
 
 _PATIENCE: Final = timedelta(days=30)
 _LEADER: Final = 0
@@ -56,6 +58,10 @@ class Processes(Protocol):
         """
         ...
 
+    def numbers(self, work: Callable[[], list[int]]) -> list[int]:
+        """As :meth:`run`, for work that results in a list of whole numbers."""
+        ...
+
     def close(self) -> None:
         """Release what is shared between the processes; all of them call it."""
         ...
@@ -78,6 +84,10 @@ class Alone:
         return samples
 
     def run(self, work: Callable[[], int]) -> int:
+        """See :class:`Processes`."""
+        return work()
+
+    def numbers(self, work: Callable[[], list[int]]) -> list[int]:
         """See :class:`Processes`."""
         return work()
 
@@ -130,14 +140,25 @@ class Ranks:
     def run(self, work: Callable[[], int]) -> int:
         """See :class:`Processes`."""
         if not self.leads:
-            return self._follow()
+            return self._follow()[0]
+        result = self._led(work)
+        self._say(_Word.DONE, result)
+        return result
+
+    def numbers(self, work: Callable[[], list[int]]) -> list[int]:
+        """See :class:`Processes`."""
+        if not self.leads:
+            return [int(number) for number in json.loads(self._follow()[1])]
+        result = self._led(work)
+        self._say(_Word.DONE, text=json.dumps(result))
+        return result
+
+    def _led(self, work: Callable[[], T]) -> T:
         try:
-            result = work()
+            return work()
         except BaseException as error:
             self._say(_Word.FAILED, text=str(error) or type(error).__name__)
             raise
-        self._say(_Word.DONE, result)
-        return result
 
     def close(self) -> None:
         """See :class:`Processes`."""
@@ -204,7 +225,7 @@ class Ranks:
         dist.broadcast(tensor, _LEADER, group=self._control)
         return tensor
 
-    def _follow(self) -> int:
+    def _follow(self) -> tuple[int, str]:
         while True:
             word, argument, text = self._listen()
             match word:
@@ -223,7 +244,7 @@ class Ranks:
                 case _Word.RESTORE:
                     self._inner.restore(self._kept.pop())
                 case _Word.DONE:
-                    return argument
+                    return argument, text
                 case _Word.FAILED:
                     raise SessionFailed(
                         f"The node's leading process failed: {text}", "See its own output for the cause."

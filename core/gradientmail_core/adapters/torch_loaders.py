@@ -36,7 +36,6 @@ Share: TypeAlias = Callable[[], int]
 """How many samples the next batch of one process should have; asked once for each batch."""
 
 _TOKENS: Final = "input_ids"
-_END: Final = object()
 
 
 # -- how much a batch counts -------------------------------------------------------------------------------
@@ -98,6 +97,11 @@ def with_sampler(loader: DataLoader[T], sampler: object) -> DataLoader[T]:
     return _copied(loader, parts)
 
 
+def with_batches(loader: DataLoader[T], batches: object) -> DataLoader[T]:
+    """A copy of ``loader`` that reads the batches of indices that ``batches`` yields."""
+    return _copied(loader, {"batch_sampler": batches})
+
+
 def _copied(loader: DataLoader[T], parts: Mapping[str, object]) -> DataLoader[T]:
     clone = copy.copy(loader)
     clone._iterator = None
@@ -132,14 +136,25 @@ class ElasticStream:
     Whoever trains calls :meth:`confirm` after each batch. ``iter()`` hands out again whatever was not confirmed.
     An iterator that another one replaced yields nothing more. A batch may hold the end of a pass and the start of
     the next. Raises :class:`ConfigurationError` for a sampler that yields nothing.
+
+    With ``one_pass`` an iteration ends where its pass does instead, with a smaller batch, or before that one where
+    ``drop_last``. How many batches it has then depends on their sizes, so it has no length; and no ranks.
     """
 
-    drop_last: Final = False
-
     def __init__(
-        self, sampler: Iterable[int], share: Share, *, batches: int | None = None, rank: int = 0, world: int = 1
+        self,
+        sampler: Iterable[int],
+        share: Share,
+        *,
+        batches: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+        one_pass: bool = False,
+        drop_last: bool = False,
     ) -> None:
         self.sampler = sampler
+        self.drop_last = drop_last and one_pass
+        self._one_pass = one_pass
         self._share = share
         self._batches = batches
         self._rank, self._world = rank, world
@@ -169,7 +184,7 @@ class ElasticStream:
         self._returned.extendleft(reversed([index for block in self._waiting for index in block]))
         self._waiting.clear()
         self._iteration += 1
-        return self._iterate(self._iteration)
+        return self._pass(self._iteration) if self._one_pass else self._iterate(self._iteration)
 
     def confirm(self, batches: int = 1) -> None:
         """The oldest ``batches`` that were handed out have been trained on; does nothing where there are none."""
@@ -211,17 +226,37 @@ class ElasticStream:
             self._waiting.append(block)
             yield block[self._rank * size : (self._rank + 1) * size]
 
+    def _pass(self, iteration: int) -> Iterator[list[int]]:
+        """Batches of what is left of the pass, or of the next one where that is nothing."""
+        size = self.batch_size
+        batch = [self._next_item(), *self._left(size - 1)]
+        while len(batch) == size or (batch and not self.drop_last):
+            self._waiting.append(batch)
+            yield batch
+            if iteration != self._iteration:
+                return
+            size = self.batch_size
+            batch = self._left(size)
+        if self._waiting:  # what is dropped is done with once what came before it is
+            self._waiting[-1] = self._waiting[-1] + batch
+        else:
+            self._confirmed += len(batch)
+
+    def _left(self, count: int) -> list[int]:
+        """Up to ``count`` items of the pass."""
+        again = [self._returned.popleft() for _ in range(min(count, len(self._returned)))]
+        new = list(itertools.islice(self._items, count - len(again)))
+        self._drawn += len(new)
+        return again + new
+
     def _next_item(self) -> int:
-        if self._returned:
-            return self._returned.popleft()
-        found = next(self._items, _END)
-        if found is _END:
+        found = self._left(1)
+        if not found:
             self._start_pass()
-            found = next(self._items, _END)
-        if found is _END:
+            found = self._left(1)
+        if not found:
             raise ConfigurationError("The sampler yields nothing.", "Give a dataset with samples in it.")
-        self._drawn += 1
-        return cast(int, found)
+        return found[0]
 
     def _start_pass(self) -> None:
         if hasattr(self.sampler, "set_epoch"):
@@ -249,16 +284,18 @@ def why_rigid(loader: object) -> str | None:
 
 
 def elastic(
-    loader: DataLoader[T], share: Share, *, rank: int = 0, world: int = 1
+    loader: DataLoader[T], share: Share, *, rank: int = 0, world: int = 1, one_pass: bool = False
 ) -> "tuple[DataLoader[T] | ContinuedLoader, ElasticStream]":
     """A copy of ``loader`` whose batches follow ``share``, and its stream, to be told of each batch trained on.
 
     An epoch keeps its number of batches where it has one. With an ``IterableDataset`` only the sizes are the
     stream's. Where it has a length, its items run on over the epochs, and over the ends of the data, through one
     iterator that is kept; without a length an epoch is one pass. Such a stream's position cannot be restored.
-    Call :func:`why_rigid` first.
+    With ``one_pass`` every epoch is one pass over the data, and has no length. Call :func:`why_rigid` first.
     """
     batches = cast(BatchSampler, loader.batch_sampler)
+    if one_pass:
+        return _in_passes(loader, share)
     if not isinstance(loader.dataset, IterableDataset):
         stream = ElasticStream(batches.sampler, share, batches=len(batches), rank=rank, world=world)
         return _copied(loader, {"batch_sampler": stream}), stream
@@ -270,6 +307,25 @@ def elastic(
     endless = _copied(loader, {"batch_sampler": stream, "dataset": _Endless(loader.dataset)})
     endless._IterableDataset_len_called = None
     return ContinuedLoader(endless, length), stream
+
+
+def _in_passes(loader: DataLoader[T], share: Share) -> tuple[DataLoader[T], ElasticStream]:
+    batches = cast(BatchSampler, loader.batch_sampler)
+    if isinstance(loader.dataset, IterableDataset):
+        stream = ElasticStream(batches.sampler, share)
+        return _copied(loader, {"batch_sampler": stream, "dataset": _Unsized(loader.dataset)}), stream
+    stream = ElasticStream(batches.sampler, share, one_pass=True, drop_last=loader.drop_last)
+    return with_batches(loader, stream), stream
+
+
+class _Unsized(IterableDataset[T]):
+    """The dataset, without its length: that of its batches is not known."""
+
+    def __init__(self, dataset: IterableDataset[T]) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._dataset)
 
 
 class _Endless(IterableDataset[T]):

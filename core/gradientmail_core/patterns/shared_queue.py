@@ -40,7 +40,9 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded(Generic[V]):
+class Taken(Generic[V]):
+    """A unit in this node's hands, and what ``load`` made of it."""
+
     block: Block
     unit: int
     value: V
@@ -51,13 +53,15 @@ class _End:
     failure: BaseException | None = None
 
 
-_Item: TypeAlias = _Loaded[V] | _End
+_Item: TypeAlias = Taken[V] | _End
 
 
 class SharedQueue(Generic[V]):
     """Iterates over what ``load`` makes of this node's units; ``ahead`` are loaded before they are asked for.
 
-    ``held()`` is entered while the loop must wait, so that no round waits for this node. Iterate once.
+    ``held()`` is entered while the loop must wait, so that no round waits for this node. Iterate once; or, for a loop
+    that holds several units at a time, :meth:`take` them and say of each when it was :meth:`trained`. Without ``wait``
+    the end comes when nothing is left to claim, though others may still work on what they hold.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class SharedQueue(Generic[V]):
         *,
         ahead: int,
         held: Callable[[], AbstractContextManager[None]],
+        wait: bool = True,
     ) -> None:
         if ahead < 1:
             raise ConfigurationError(f"ahead is {ahead}.", "Load at least 1 unit ahead.")
@@ -75,6 +80,8 @@ class SharedQueue(Generic[V]):
         self._engine = engine
         self._load = load
         self._held = held
+        self._wait = wait
+        self._begun = self._over = False
         self._ready: queue.Queue[_Item[V]] = queue.Queue(ahead)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -82,19 +89,31 @@ class SharedQueue(Generic[V]):
         self._finishing: list[Future[None]] = []
 
     def __iter__(self) -> Iterator[V]:
-        threading.Thread(target=self._fill, name="gradientmail-units", daemon=True).start()
         try:
-            while True:
-                match self._next():
-                    case _End(failure=failure):
-                        if failure is not None:
-                            raise failure
-                        return
-                    case _Loaded(block=block, unit=unit, value=value):
-                        yield value
-                        self._trained(block, unit)
+            while (taken := self.take()) is not None:
+                yield taken.value
+                self.trained(taken)
         finally:
             self.release()
+
+    def take(self) -> Taken[V] | None:
+        """The next unit; None from the end on. Raises what ``load`` and the store raise."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._fill, name="gradientmail-units", daemon=True).start()
+        match None if self._over else self._next():
+            case _End(failure=failure):
+                self._over = True
+                if failure is not None:
+                    raise failure
+                return None
+            case item:
+                return item
+
+    @property
+    def finished(self) -> bool:
+        """True once every unit is known to be finished, by anyone."""
+        return self._ledger.finished
 
     def state_dict(self) -> dict[str, int]:
         """How far this node came with each block it holds, for a checkpoint; plain JSON."""
@@ -127,27 +146,32 @@ class SharedQueue(Generic[V]):
             with self._held():
                 return self._ready.get()
 
-    def _trained(self, block: Block, unit: int) -> None:
+    def trained(self, taken: Taken[V]) -> None:
+        """``taken`` is finished; units of one block in the order in which they were taken."""
         with self._lock:
             if self._stopping.is_set():
                 return
-            current = replace(self._blocks[block.index], done=unit + 1 - block.first)
-            self._blocks[block.index] = current
+            index, unit = taken.block.index, taken.unit
+            current = replace(self._blocks[index], done=unit + 1 - taken.block.first)
+            self._blocks[index] = current
             whole = unit + 1 == current.last
             if whole:
-                del self._blocks[block.index]
+                del self._blocks[index]
         if whole:
             self._finishing = [future for future in self._finishing if not future.done()]
             self._finishing.append(self._engine.spawn(self._ledger.finish(current)))
 
     def _fill(self) -> None:
         try:
-            while not self._stopping.is_set() and (block := self._engine.run(self._ledger.claim())) is not None:
+            while not self._stopping.is_set() and (block := self._claimed()) is not None:
                 if not self._took(block) or not self._load_all(block):
                     return
             self._offer(_End())
         except BaseException as failure:
             self._offer(_End(failure))
+
+    def _claimed(self) -> Block | None:
+        return self._engine.run(self._ledger.claim(wait=self._wait))
 
     def _took(self, block: Block) -> bool:
         """Note a block as held; False, with the block given back, if the queue was released meanwhile."""
@@ -161,7 +185,7 @@ class SharedQueue(Generic[V]):
 
     def _load_all(self, block: Block) -> bool:
         """Load a block's units; False if the queue was stopped meanwhile."""
-        return all(self._offer(_Loaded(block, unit, self._load(unit))) for unit in block.units)
+        return all(self._offer(Taken(block, unit, self._load(unit))) for unit in block.units)
 
     def _offer(self, item: _Item[V]) -> bool:
         while not self._stopping.is_set():

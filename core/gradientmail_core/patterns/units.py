@@ -86,20 +86,24 @@ class UnitLedger:
         """Take over what an earlier process of this node had finished of its blocks."""
         self._progress = dict(progress)
 
-    async def claim(self) -> Block | None:
-        """The next block for this node; waits while others hold all that is left; None once all are finished."""
+    async def claim(self, *, wait: bool = True) -> Block | None:
+        """The next block for this node; None once all are finished.
+
+        While others hold all that is left this waits, or gives None at once without ``wait``.
+        """
         gap = FIRST_GAP_SECONDS
         while True:
-            await self._look()
+            await self.look()
             for index in range(self.blocks):
                 if index not in self._finished and (block := await self._claimed(index)) is not None:
                     return block
-            if self.finished:
+            if self.finished or not wait:
                 return None
             await self._party.clock.sleep(min(gap, self._party.period))
             gap *= GAP_GROWTH
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Read what others wrote since the last time."""
         keys = [parse_unit(entry.key) async for entry in self._party.mailbox.list(f"units/{self._name}/")]
         known = [key for key in keys if key is not None]
         self._finished.update(key.block for key in known if key.word == "done" and key.block < self.blocks)
@@ -135,16 +139,27 @@ class UnitLedger:
             standing.claims[key.number] = await self._holder(key)
             return None
         standing.claims[key.number] = claim
+        if await self._was_finished(index, key):
+            return None
         first = index * self._block
         last = min(first + self._block, self._units)
         done = min(max(standing.releases.get(newest, 0), self._progress.pop(index, 0)), last - first)
         return Block(index, key.number, first, last, done)
 
+    async def _was_finished(self, index: int, claimed: UnitKey) -> bool:
+        """Whether the block was finished, and its claims removed, after it was last looked at."""
+        done = UnitKey(self._name, index, "done")
+        if await bounded_get(self._party.mailbox, done.path, RECORD_LONGEST) is None:
+            return False
+        self._finished.add(index)
+        await self._party.mailbox.delete(claimed.path)
+        return True
+
     def _held(self, standing: Standing, number: int) -> bool:
         holder = standing.claims[number]
         if holder is None or number in standing.releases or self._party.is_older_self(holder):
             return False
-        return self._party.alive(holder.node, standing.seen)
+        return holder.node == self._party.node or self._party.alive(holder.node, standing.seen)
 
     async def finish(self, block: Block) -> None:
         """Record that a block is finished, and remove its claims."""

@@ -14,6 +14,7 @@ from gradientmail_core.errors import ConfigurationError, RankLost, SessionClosed
 from gradientmail_core.patterns.barrier import pass_barrier
 from gradientmail_core.patterns.party import Party
 from gradientmail_core.patterns.ranks import Ranks
+from gradientmail_core.patterns.shared_passes import SharedPasses, newest_pass, queue_name
 from gradientmail_core.patterns.shared_queue import SharedQueue
 from gradientmail_core.patterns.units import UnitLedger
 from gradientmail_core.protocol.recipes import RankKey
@@ -51,10 +52,25 @@ class Recipes:
         self, units: int, load: Callable[[int], V], *, name: str, block: int, ahead: int
     ) -> SharedQueue[V]:
         """A queue of ``units`` that all nodes share; see :class:`SharedQueue`."""
-        ledger = UnitLedger(self._party, name, units, block)
-        queue = SharedQueue(ledger, self._loop, load, ahead=ahead, held=self._held)
+        return self._queue(UnitLedger(self._party, name, units, block), load, ahead)
+
+    def _queue(self, ledger: UnitLedger, load: Callable[[int], V], ahead: int, *, wait: bool = True) -> SharedQueue[V]:
+        queue = SharedQueue(ledger, self._loop, load, ahead=ahead, held=self._held, wait=wait)
         self._queues.append(queue)
         return queue
+
+    def shared_passes(self, units: int, *, name: str, block: int) -> SharedPasses:
+        """``units`` that all nodes share, pass after pass; see :class:`SharedPasses`."""
+        ledgers: dict[int, UnitLedger] = {}
+
+        def opened(number: int) -> SharedQueue[int]:
+            """A ledger remembers since when it has not heard of a holder, so an unfinished pass keeps its own."""
+            for old in [old for old, ledger in ledgers.items() if ledger.finished]:
+                del ledgers[old]
+            ledger = ledgers.setdefault(number, UnitLedger(self._party, queue_name(name, number), units, block))
+            return self._queue(ledger, _itself, ahead=block, wait=False)
+
+        return SharedPasses(units, opened, self._wait(newest_pass(self._party, name, units, block)))
 
     def barrier(self, name: str, count: int, timeout: float | None) -> None:
         """Hold the training thread until ``count`` nodes are at barrier ``name``."""
@@ -131,6 +147,13 @@ class Patterns:
         make that some minutes' worth. A name is used once in a run, for example once an epoch.
         """
         return self._joined_recipes().shared_queue(units, load, name=name, block=block, ahead=ahead)
+
+    def shared_passes(self, units: int, *, name: str = "data", block: int = 1) -> SharedPasses:
+        """Units 0 to ``units`` - 1, dealt pass after pass, for whoever holds several at once, as a data loader does.
+
+        Nodes that give another ``units``, ``name`` or ``block`` do not share with these. See :class:`SharedPasses`.
+        """
+        return self._joined_recipes().shared_passes(units, name=f"{name}-{units}x{block}", block=block)
 
     def barrier(self, name: str, count: int, timeout: float | None = None) -> None:
         """Wait until ``count`` living nodes, this one included, are at the barrier of this name.

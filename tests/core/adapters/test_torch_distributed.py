@@ -139,6 +139,12 @@ def totals() -> dict[str, object]:
     return {"totals": sums if dist.get_rank() == 0 else None}
 
 
+def listed() -> dict[str, object]:
+    """What the leader found out is known on both, also when it is nothing."""
+    ranks = Ranks(TorchModel(nn.Linear(COLUMNS, ROWS)), torch.device("cpu"))
+    return {"numbers": [ranks.numbers(lambda: [3, 1]), ranks.numbers(list)]}
+
+
 def frozen() -> dict[str, object]:
     """The fingerprint of a frozen weight that is spread over the ranks."""
     module = sharded([Shard(0)])
@@ -164,6 +170,7 @@ def main(rank: int, folder: Path) -> None:
         "lent_shards": lent(sharded([Shard(0)])),
         "lent_fsdp2": lent(fsdp2()),
         "totals": totals(),
+        "listed": listed(),
         "frozen": frozen(),
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -192,6 +199,11 @@ def test_what_the_leader_writes_is_on_all_ranks(found, kind):
     whole, part = found[0][kind]["read"]
     assert whole == [*numbers(ROWS).tolist(), *weight.flatten().tolist()]
     assert part == numbers(6, 100).tolist()
+
+
+def test_the_leaders_numbers_are_known_on_all_ranks(found):
+    assert [rank["listed"]["numbers"] for rank in found] == [[[3, 1], []]] * 2
+    assert Alone(TorchModel(nn.Linear(COLUMNS, ROWS))).numbers(lambda: [5]) == [5]
 
 
 def test_the_leaders_failure_is_raised_on_all_ranks_and_the_next_call_works(found):

@@ -112,6 +112,17 @@ def test_a_checkpoint_holds_how_far_a_block_came(farm: Farm) -> None:
     assert list(again) == [3, 4, 5]
 
 
+def test_units_can_be_taken_several_at_a_time(farm: Farm) -> None:
+    queue = farm.queue("a", 4)
+    taken = [held for held in (queue.take() for _ in range(3)) if held is not None]
+    assert [held.value for held in taken] == [0, 1, 2]
+    for held in taken:
+        queue.trained(held)
+    assert queue.state_dict() == {"1": 1} and not queue.finished
+    queue.release()
+    assert [key.rpartition("/")[2] for key in Farm.keys(farm)] == ["done", "claim-0000", "release-0000"]
+
+
 def test_nothing_ahead_is_refused(farm: Farm) -> None:
     with pytest.raises(ConfigurationError):
         farm.queue("a", 4, ahead=0)

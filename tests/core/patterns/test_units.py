@@ -71,6 +71,48 @@ def test_a_restarted_node_has_its_block_back_at_once_and_goes_on_from_its_checkp
     in_town(main)
 
 
+def test_without_waiting_there_is_nothing_while_others_hold_the_rest() -> None:
+    async def main(town: Town) -> None:
+        first, second = UnitLedger(town.party("a"), "q", 2, 1), UnitLedger(town.party("b"), "q", 2, 1)
+        held = [await ledger.claim(wait=False) for ledger in (first, second)]
+        assert [block.first for block in held if block is not None] == [0, 1]
+        assert await first.claim(wait=False) is None and not first.finished and town.loop.time() < 1
+        town.dead.add("b")
+        taken = await first.claim(wait=False)
+        assert taken is not None and taken.first == 1
+
+    in_town(main)
+
+
+def test_a_node_keeps_what_it_holds_though_nobody_hears_of_it() -> None:
+    async def main(town: Town) -> None:
+        ledger = UnitLedger(town.party("a"), "q", 1, 1)
+        assert await ledger.claim() is not None
+        town.dead.add("a")
+        assert await ledger.claim(wait=False) is None
+
+    in_town(main)
+
+
+def test_what_was_finished_while_this_node_looked_is_not_claimed_again() -> None:
+    """Its claims are gone with that, so a claim succeeds and means nothing."""
+
+    async def main(town: Town) -> None:
+        slow, quick = UnitLedger(town.party("a"), "q", 2, 1), UnitLedger(town.party("b"), "q", 2, 1)
+        look = slow.look
+
+        async def late() -> None:
+            await look()
+            if not quick.finished:
+                await worked(quick, town, 0.0, [], "b")
+
+        slow.look = late  # type: ignore[method-assign]
+        assert await slow.claim() is None
+        assert town.keys("units/") == [f"units/q/{block:08d}/done" for block in range(2)]
+
+    in_town(main)
+
+
 def test_strangers_objects_stop_nothing() -> None:
     async def main(town: Town) -> None:
         for key in ("units/q/00000000/claim-0000", "units/q/readme", "units/q/00000099/done", "units/q/00000001/other"):

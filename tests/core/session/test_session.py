@@ -238,12 +238,13 @@ def test_a_namesake_ends_the_older_process_with_the_reason() -> None:
     older.join()
     with (
         gm.Session(network(), mailbox=mailbox, algorithm=settings, node="a", lease_timeout=1.2, callbacks=[]) as newer,
-        pytest.raises(gm.SessionFailed, match="Another process runs as node 'a'"),
+        pytest.raises(gm.SessionFailed, match="Another process runs as node 'a'") as failed,
     ):
         for _ in range(100):
             newer.step()
             older.step()
             time.sleep(0.05)
+    assert str(failed.value).count(failed.value.remedy) == 1
 
 
 def test_no_algorithm_and_no_mailbox_are_refused() -> None:
