@@ -2,7 +2,8 @@
 
 ``torch`` is a Hugging Face ``Trainer`` and never imports MLX; ``mlx`` is mlx-lm's training. Both train one tiny
 Llama until a commit reaches the step that ``{out}/stop`` names, and print what they hold, and their losses on the
-same held-out rows before and after.
+same held-out rows before and after. With ``held`` they say in ``{out}/ready`` that they could join, and wait for
+``{out}/go``.
 """
 
 import hashlib
@@ -161,6 +162,10 @@ def main() -> None:
     build = {"torch": torch_node, "mlx": mlx_node}[options["framework"]]
     model, loss, train = build(options, stop)
     before = loss()
+    if options["held"]:
+        Path(options["out"], "ready").touch()
+        while not Path(options["out"], "go").exists():
+            time.sleep(0.05)
     train()
     print(json.dumps({"digest": digest(model), "before": before, "after": loss()}), flush=True)
 

@@ -1,7 +1,9 @@
 """A Hugging Face Trainer and mlx-lm train one Llama; one is killed and comes back, and both end on one commit.
 
-Each wait lasts until what it waits for has happened or a node is gone: on a busy machine, importing two frameworks
-takes minutes. The test's own time-out is for hangs.
+Who comes back has imported everything before its former self is killed: alone, the other would learn the few rows by
+heart meanwhile, and then take the steps of a fresh optimizer for an outlier's. Each wait lasts until what it waits for
+has happened or a node is gone: on a busy machine, importing two frameworks takes minutes. The test's own time-out is
+for hangs.
 """
 
 import asyncio
@@ -31,10 +33,12 @@ class Run:
         self.home = home
         self.mailbox = DirectoryMailbox(home / "run")
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, framework: str, min_nodes: int) -> None:
-        """A node named after its framework."""
+    def start(self, framework: str, min_nodes: int, *, held: bool = False) -> None:
+        """A node named after its framework; a ``held`` one joins when it finds ``go``."""
         options = {"framework": framework, "node": framework, "min_nodes": min_nodes, "out": str(self.home)}
+        options["held"] = held
         options["mailbox"] = (self.home / "run").as_uri()
         command = [sys.executable, "-m", "tests.mlx.mixed_program", json.dumps(options)]
         places = os.pathsep.join([str(ROOT / "core"), str(ROOT)])
@@ -42,6 +46,7 @@ class Run:
         self.processes[framework] = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment
         )
+        self.started.append(self.processes[framework])
 
     def rounds_of(self, node: str, after: int = -1) -> list[int]:
         """Rounds later than ``after`` that the node's snapshot is in."""
@@ -62,6 +67,12 @@ class Run:
             time.sleep(0.3)
         return max(found)
 
+    def wait_for(self, file: str) -> None:
+        """Wait until a node has written ``file``."""
+        while not (self.home / file).exists():
+            assert all(process.poll() is None for process in self.processes.values())
+            time.sleep(0.1)
+
     def result(self, node: str) -> dict[str, float | str]:
         """What the node printed at its end."""
         output, _ = self.processes[node].communicate()
@@ -74,7 +85,7 @@ class Run:
 def run(tmp_path):
     run = Run(tmp_path)
     yield run
-    for process in run.processes.values():
+    for process in run.started:
         if process.poll() is None:
             process.kill()
         process.communicate()
@@ -85,11 +96,15 @@ def run(tmp_path):
 def test_torch_and_mlx_train_one_model_through_a_kill_and_a_return(run):
     for framework in ("torch", "mlx"):
         run.start(framework, min_nodes=2)
-    killed_after = run.wait("mlx", 6)
-    run.processes["mlx"].send_signal(signal.SIGKILL)
-    run.processes["mlx"].communicate()
-    run.start("mlx", min_nodes=1)
+    run.wait("mlx", 6)
+    first = run.processes["mlx"]
+    run.start("mlx", min_nodes=1, held=True)
+    run.wait_for("ready")
+    killed_after = max(run.rounds_of("mlx"))
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
     run.wait("torch", 2, killed_after)
+    (run.home / "go").touch()
     back = run.wait("mlx", 6, killed_after + 2)
     step = max(record.step for record in asyncio.run(tape(run.mailbox)) if record.round <= back)
     (run.home / "stop").write_text(str(step + 64))

@@ -477,7 +477,7 @@ class Session(Readings):
         self.abort(cause)
         raise SessionFailed(
             f"{cause} They are not finite, or far too large.",
-            "Check this node's data, precision and hardware before it joins again.",
+            "Check this node's learning rate, data, precision and hardware before it joins again.",
         )
 
     def _emitter(self, callbacks: Sequence[Callback]) -> Callback:
