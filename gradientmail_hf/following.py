@@ -60,7 +60,7 @@ def follow(trainer: Trainer, loader: object, step: int) -> Followed | None:
     epoch = steps_per_epoch(loader, accumulated)
     if epoch is not None:
         state.epoch = step / epoch
-    return Followed(behind, _place(loader, step, accumulated))
+    return Followed(behind, place_at(loader, step, accumulated))
 
 
 def entered(call: Mapping[str, object], followed: Followed, output: str | None) -> dict[str, object]:
@@ -86,10 +86,15 @@ def _advance(scheduler: LRScheduler, steps: int) -> None:
             scheduler.step()
 
 
-def _place(loader: object, step: int, accumulated: int) -> Place | None:
+def place_at(loader: object, step: int, accumulated: int) -> Place | None:
+    """Where a trainer stands in its epochs after ``step`` optimizer steps; None where they have no length.
+
+    What can only be skipped by reading it, or not at all, counts as unread.
+    """
     epoch = steps_per_epoch(loader, accumulated)
     if epoch is None:
         return None
     base = base_of(loader)
-    skips = isinstance(base, DataLoader) and not isinstance(base.dataset, IterableDataset)
+    streamed = not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset)
+    skips = not streamed and getattr(base, "batch_sampler", None) is not None
     return Place(step // epoch, batches_behind(loader, step, accumulated) if skips else 0)

@@ -59,6 +59,13 @@ class Stream(IterableDataset[Any]):
         yield from rows(self.count)
 
 
+class Sized(Stream):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return self.count
+
+
 def number_of(ids: torch.Tensor) -> list[int]:
     """Which rows a batch holds."""
     return [int(row[0]) + VOCABULARY * int(row[1]) for row in ids]

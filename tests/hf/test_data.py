@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from gradientmail_core.adapters.torch_loaders import ElasticStream
 from gradientmail_hf.data import Resumed, batches_behind, own_order, resize, why_fixed
-from tests.hf.nodes import LENGTH, RecordingCallback, Stream, fit, llama, number_of, rows, trainer
+from tests.hf.nodes import LENGTH, RecordingCallback, Sized, Stream, fit, llama, number_of, rows, trainer
 
 
 @pytest.fixture
@@ -118,13 +118,6 @@ def test_streamed_data_follow_the_share(tmp_path, workers):
     made = fit(tmp_path, callback, data=Stream(), max_steps=10, dataloader_num_workers=workers)
     assert sizes(made)[:4] == [4] * 4 and sizes(made)[-2:] == [2] * 2
     assert items(made.read) == list(range(sum(sizes(made))))
-
-
-class Sized(Stream):
-    """The same with a length."""
-
-    def __len__(self):
-        return self.count
 
 
 @pytest.mark.parametrize("share", [2, 8])

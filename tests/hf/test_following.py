@@ -5,12 +5,14 @@ import logging
 import pytest
 import torch
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_hf import GradientMailCallback
-from tests.hf.nodes import RecordingCallback, Stream, llama, rows, trainer
+from gradientmail_hf.following import Place, place_at
+from tests.hf.nodes import RecordingCallback, Sized, Stream, llama, rows, trainer
 
 EPOCHS = {"max_steps": -1, "num_train_epochs": 3}
 """Three of eight steps each."""
@@ -122,6 +124,22 @@ def test_streamed_data_are_read_from_their_beginning(tmp_path):
     made, noted, _ = late(tmp_path, 5, data=Stream())
     assert list(noted.rates) == [5, 6, 7]
     assert made.read == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(
+    ("loader", "place"),
+    [
+        (DataLoader(rows(40), batch_size=4), Place(1, 6)),
+        (DataLoader(rows(5), batch_size=None), Place(2, 0)),
+        (DataLoader(Sized(40), batch_size=4), Place(1, 0)),
+        ([1] * 10, Place(1, 0)),
+        (DataLoader(Stream(), batch_size=4), None),
+    ],
+    ids=["map", "batches of the dataset", "stream with a length", "list", "stream"],
+)
+def test_only_indices_are_skipped(loader, place):
+    """After eight steps of two batches each."""
+    assert place_at(loader, 8, 2) == place
 
 
 def test_two_real_trainers_end_with_the_same_step(tmp_path):
