@@ -86,9 +86,10 @@ def run(tmp_path):
     run = Run(tmp_path)
     yield run
     for process in run.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @pytest.mark.slow
