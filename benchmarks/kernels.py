@@ -22,6 +22,7 @@ from gradientmail_core.algorithms.merge import Contribution, Rda
 from gradientmail_core.algorithms.outer import Nesterov
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.compression import compress, decompress
+from gradientmail_core.tensors.encoded import InMemory
 from gradientmail_core.tensors.kernels import thread_count
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import Malformed
@@ -111,7 +112,7 @@ def merge_operation() -> Operation:
 
 
 def _contribution(node: str, values: Flat) -> Contribution:
-    return Contribution(node, 1.0, lambda start, stop, out: np.copyto(out, values[start:stop]))
+    return Contribution(node, 1.0, InMemory(codec_named("F32"), [values.view(np.uint8)]).read)
 
 
 def codec_operations(short: str, name: str, values: Flat) -> Iterator[Operation]:

@@ -20,8 +20,9 @@ import numpy as np
 
 from gradientmail_core.algorithms.merge import Contribution, Median, Merge, Rda, WeightedMean
 from gradientmail_core.algorithms.outer import SGD, Adam, HeavyBall, Nesterov, Outer
+from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.encoded import InMemory
 from gradientmail_core.tensors.kernels import thread_count
-from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
 
 STEP_SIZE = 64 << 20
@@ -66,18 +67,14 @@ def steps(repeat: int) -> Iterator[Row]:
         yield row(f"{name}_step", step, STEP_SIZE, 3 + 2 * len(state), repeat)
 
 
-def read(values: Flat, start: int, stop: int, out: Flat) -> None:
-    """The decoder of an uncompressed delta."""
-    np.copyto(out, values[start:stop])
-
-
 def merges(repeat: int) -> Iterator[Row]:
     """Every merge over eight uncompressed deltas."""
     each = MERGE_SIZE // PIECES
     layout = FragmentLayout(0, tuple(Piece(f"t{index}", (each,), index * each) for index in range(PIECES)))
     deltas = [np.random.default_rng(index).standard_normal(MERGE_SIZE, np.float32) for index in range(MERGED)]
     contributions = [
-        Contribution(f"node{index}", 1.0 + index, partial(read, values)) for index, values in enumerate(deltas)
+        Contribution(f"node{index}", 1.0 + index, InMemory(codec_named("F32"), [values.view(np.uint8)]).read)
+        for index, values in enumerate(deltas)
     ]
     named: dict[str, Merge] = {"mean": WeightedMean(), "rda": Rda(), "median": Median()}
     for name, merge in named.items():

@@ -7,16 +7,16 @@ on disk. Prints seconds and bytes as JSON and writes ``ours.bin``.
 import json
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.peers.watch import Watch, private_bytes
 from gradientmail_core.algorithms.merge import Contribution, Rda
-from gradientmail_core.algorithms.outer import Nesterov
+from gradientmail_core.algorithms.outer import Nesterov, Reached
 from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.encoded import InMemory
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
 
 SIDE = 1024
@@ -29,19 +29,19 @@ def main(folder: Path, budget: int) -> None:
     theta = np.fromfile(folder / "theta.bin", np.float32)
     pieces = tuple(Piece(f"w{at:03d}", (SIDE, SIDE), at * SIDE * SIDE) for at in range(theta.size // SIDE**2))
     layout, codec = FragmentLayout(0, pieces), codec_named("F32")
-    with Watch() as watch, Spool(budget) as spool:
+    spool = Spool(budget)
+    with Watch() as watch:
         contributions = []
         for index in range(8):
-            body = spool.kept((folder / f"delta{index}.bin").read_bytes())
-            decode = partial(codec.decode, [np.frombuffer(body, np.uint8)])
-            contributions.append(Contribution(f"node{index}", 1.0, decode))
+            body = np.frombuffer((folder / f"delta{index}.bin").read_bytes(), np.uint8)
+            contributions.append(Contribution(f"node{index}", 1.0, spool.kept(InMemory(codec, [body])).read))
             del body
         inputs, started = private_bytes(), time.perf_counter()
         delta = Rda()(contributions, layout).delta
-        moved, momentum = theta.copy(), np.zeros_like(theta)
-        OUTER.step(moved, delta, (momentum,), 1, 8)
+        start, momentum = np.zeros(theta.size, np.float32), np.empty_like(theta)
+        OUTER.step(theta, delta, (start,), 1, 8, into=Reached(delta, (momentum,)))
         seconds = time.perf_counter() - started
-    moved.tofile(folder / "ours.bin")
+    delta.tofile(folder / "ours.bin")
     print(json.dumps({"seconds": seconds, "peak_bytes": watch.most - before, "extra_bytes": watch.most - inputs}))
 
 

@@ -24,6 +24,7 @@ from gradientmail_core.algorithms.merge import Contribution, Merge, Merged, Rda,
 from gradientmail_core.algorithms.outer import Nesterov, Outer, outer_from
 from gradientmail_core.algorithms.partition import ByBytes
 from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.encoded import InMemory
 from gradientmail_core.tensors.error_feedback import Residual, compensated, residual_after
 from gradientmail_core.tensors.kernels import subtract
 from gradientmail_core.tensors.model import Flat
@@ -154,10 +155,9 @@ class Node:
             compensated(delta, self.residual, delta, trial.feedback)
         parts = [np.empty(part.nbytes, np.uint8) for part in codec.parts(layout.size)]
         codec.encode(delta, parts)
-        decode = partial(codec.decode, parts)
         if trial.feedback is not None:
-            self.residual = residual_after(delta, decode)
-        return Contribution(self.name, 1.0, decode)
+            self.residual = residual_after(delta, partial(codec.decode, parts))
+        return Contribution(self.name, 1.0, InMemory(codec, parts).read)
 
 
 def _batches(trial: Trial, seed: int) -> Iterator[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Outer optimizers: one step of the committed parameters along the merged delta.
 
-A delta is *anchor minus local*, a descent direction, so every optimizer here subtracts it. All work in
-place on flat fp32 arrays, block by block with one or two blocks of scratch, elementwise operations only:
+A delta is *anchor minus local*, a descent direction, so every optimizer here subtracts it. All work on
+flat fp32 arrays, in place or into others, span by span with one span of scratch, elementwise operations only:
 a step costs little more than reading and writing its arrays, and equal inputs give equal bytes on every
 node and CPU. The state is named arrays of the fragment's size; the caller stores them and may restate
 them through a codec (:func:`restated`), and the next step continues exactly from what was stored.
@@ -24,13 +24,12 @@ import numpy as np
 
 from gradientmail_core.algorithms.settings import Named, Settings, checked, named_from
 from gradientmail_core.tensors.codecs import Codec
-from gradientmail_core.tensors.kernels import BLOCK, for_blocks, for_each, scratch
+from gradientmail_core.tensors.kernels import SPAN, for_blocks, for_each, scratch
 from gradientmail_core.tensors.model import Flat
 
 add, subtract, multiply = np.add, np.subtract, np.multiply
 
-SPAN = 2 * BLOCK
-STRETCH = 8 * SPAN
+STRETCH = 4 * SPAN
 
 
 class Outer(Protocol):
@@ -40,10 +39,20 @@ class Outer(Protocol):
         """Names of the state arrays that :meth:`step` expects, in order; zeros before the first step."""
         ...
 
-    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
-        """Move ``theta`` (fp32, flat) by ``delta`` in place, and the ``state`` arrays with it.
+    def step(
+        self,
+        theta: Flat,
+        delta: Flat,
+        state: tuple[Flat, ...],
+        version: int,
+        participants: int = 1,
+        into: "Reached | None" = None,
+    ) -> None:
+        """Move ``theta`` (fp32, flat) by ``delta``, and the ``state`` arrays with it.
 
-        ``version`` counts from 1; ``participants`` is the number of contributions in the round.
+        ``version`` counts from 1; ``participants`` is the number of contributions in the round. The result is
+        written in place, or to the arrays of ``into``, whose ``theta`` may be ``delta``: then ``theta`` and
+        ``state`` stay as they are, and the delta is used up.
         """
         ...
 
@@ -58,7 +67,7 @@ class Outer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a commit left the parameters and the optimizer's state: flat fp32 arrays, not to be written."""
+    """Where a commit left the parameters and the optimizer's state: flat fp32 arrays."""
 
     theta: Flat
     state: tuple[Flat, ...]
@@ -90,19 +99,28 @@ class Nesterov(Named):
     def state_names(self) -> tuple[str, ...]:
         return ("momentum",)
 
-    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
-        (buffer,) = state
+    def step(
+        self,
+        theta: Flat,
+        delta: Flat,
+        state: tuple[Flat, ...],
+        version: int,
+        participants: int = 1,
+        into: "Reached | None" = None,
+    ) -> None:
+        there = into or Reached(theta, state)
+        (before,), (after,) = state, there.state
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
         def span(part: slice, change: Flat) -> None:
-            average, slope, here = buffer[part], delta[part], theta[part]
-            multiply(average, mu, average)
+            average, slope = after[part], delta[part]
+            multiply(before[part], mu, average)
             add(average, slope, average)
             multiply(average, mu, change)
             add(change, slope, change)
             multiply(change, lr, change)
-            subtract(here, change, here)
+            subtract(theta[part], change, there.theta[part])
 
         _for_spans(theta.size, span)
 
@@ -128,17 +146,26 @@ class HeavyBall(Named):
     def state_names(self) -> tuple[str, ...]:
         return ("momentum",)
 
-    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
-        (buffer,) = state
+    def step(
+        self,
+        theta: Flat,
+        delta: Flat,
+        state: tuple[Flat, ...],
+        version: int,
+        participants: int = 1,
+        into: "Reached | None" = None,
+    ) -> None:
+        there = into or Reached(theta, state)
+        (before,), (after,) = state, there.state
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
         mu = np.float32(warmed(self.momentum, version, self.warmup))
 
         def span(part: slice, change: Flat) -> None:
-            average, here = buffer[part], theta[part]
-            multiply(average, mu, average)
+            average = after[part]
+            multiply(before[part], mu, average)
             add(average, delta[part], average)
             multiply(average, lr, change)
-            subtract(here, change, here)
+            subtract(theta[part], change, there.theta[part])
 
         _for_spans(theta.size, span)
 
@@ -159,13 +186,21 @@ class SGD(Named):
     def state_names(self) -> tuple[str, ...]:
         return ()
 
-    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
+    def step(
+        self,
+        theta: Flat,
+        delta: Flat,
+        state: tuple[Flat, ...],
+        version: int,
+        participants: int = 1,
+        into: "Reached | None" = None,
+    ) -> None:
+        there = into or Reached(theta, state)
         lr = np.float32(self.lr * scale(participants, self.scale_with_participants))
 
         def span(part: slice, change: Flat) -> None:
-            here = theta[part]
             multiply(delta[part], lr, change)
-            subtract(here, change, here)
+            subtract(theta[part], change, there.theta[part])
 
         _for_spans(theta.size, span)
 
@@ -201,8 +236,17 @@ class Adam(Named):
     def state_names(self) -> tuple[str, ...]:
         return ("momentum", "variance")
 
-    def step(self, theta: Flat, delta: Flat, state: tuple[Flat, ...], version: int, participants: int = 1) -> None:
-        momentum, variance = state
+    def step(
+        self,
+        theta: Flat,
+        delta: Flat,
+        state: tuple[Flat, ...],
+        version: int,
+        participants: int = 1,
+        into: "Reached | None" = None,
+    ) -> None:
+        there = into or Reached(theta, state)
+        (momentum, variance), (new_momentum, new_variance) = state, there.state
         lr = self.lr * scale(participants, self.scale_with_participants)
         rate = np.float32(lr / (1.0 - power(self.beta1, version)))
         spread = np.float32(math.sqrt(1.0 - power(self.beta2, version)))
@@ -210,20 +254,20 @@ class Adam(Named):
         eps = np.float32(self.eps)
 
         def span(part: slice, change: Flat) -> None:
-            mean, square, slope, here = momentum[part], variance[part], delta[part], theta[part]
-            subtract(slope, mean, change)
+            mean, square, slope = new_momentum[part], new_variance[part], delta[part]
+            subtract(slope, momentum[part], change)
             multiply(change, fresh1, change)
-            add(mean, change, mean)
+            add(momentum[part], change, mean)
             multiply(slope, slope, change)
             multiply(change, fresh2, change)
-            multiply(square, beta2, square)
+            multiply(variance[part], beta2, square)
             add(square, change, square)
             np.sqrt(square, change)
             np.divide(change, spread, change)
             add(change, eps, change)
             np.divide(mean, change, change)
             multiply(change, rate, change)
-            subtract(here, change, here)
+            subtract(theta[part], change, there.theta[part])
 
         _for_spans(theta.size, span)
 
@@ -314,9 +358,7 @@ def restated(values: Flat, codec: Codec) -> None:
 def _for_spans(size: int, step: Callable[[slice, Flat], None]) -> None:
     """Call ``step(part, scratch)`` for spans that together cover ``range(size)``, on threads.
 
-    A span is two blocks: about what a core's cache holds of four arrays, and long enough that the cost of a
-    call and of handing the interpreter lock over does not show (the Nesterov step takes as long on two
-    processes without a common lock). Steps are elementwise: where spans end moves no bit.
+    Steps are elementwise: where spans end moves no bit.
     """
 
     def stretch(index: int) -> None:

@@ -1,18 +1,18 @@
 """Passes over a round's contributions: what every merge is made of.
 
-Contributions stay compact. A pass walks the fragment in blocks of 65,536 elements on threads and decodes
-one contribution's block at a time, so besides the output a merge holds ``threads * BLOCK`` elements of
-scratch, times the number of contributions only where it must sort them.
+Contributions stay compact. A pass walks the fragment in spans of 262,144 elements on threads and reads one
+contribution's span at a time, so besides the output a merge holds a few ``threads * SPAN`` elements of
+scratch. Where it must sort contributions it walks blocks of 65,536, and holds one of each.
 
 The result depends on the contributions and nothing else. They are taken in node-id order whatever order
 they came in; every number is made of elementwise ``+ - * /``, ``min``, ``max`` and square roots, and of
-fp64 sums over the intersection of a block and a piece, added in order. A thread computes whole blocks
+fp64 sums over the intersection of a block and a piece, added in order. A thread computes whole spans or blocks
 and writes them to their own place, so thread count and timing move nothing; no operation used rounds
 differently on another CPU.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradientmail_core.tensors import kernels
-from gradientmail_core.tensors.kernels import BLOCK
+from gradientmail_core.tensors.kernels import BLOCK, SPAN
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -30,10 +30,7 @@ Table: TypeAlias = NDArray[np.float64]
 Totals: TypeAlias = NDArray[np.float64]
 """fp64 of shape (pieces,)."""
 
-Blocks: TypeAlias = "tuple[tuple[Segment, ...], ...]"
-"""The segments of each block of a fragment."""
-
-Decode: TypeAlias = Callable[[int, int, Flat], None]
+Read: TypeAlias = Callable[[int, int, Flat], Flat]
 
 NORM_MIN = 1e-30
 """A norm below this is taken as zero: its reciprocal would leave the range of fp32."""
@@ -43,16 +40,15 @@ NORM_MIN = 1e-30
 class Contribution:
     """One node's delta in its compact form.
 
-    ``decode(start, stop, out)`` writes elements ``start`` to ``stop`` of the flat fragment into ``out``
-    (fp32, ``stop - start`` elements; ``start`` is a multiple of ``BLOCK``); it is called from several
-    threads at once. ``weight`` is relative to the other contributions' and greater than zero. ``squares`` is
-    what :func:`piece_squares` said of it, where a closer has asked before to judge its norm; a merge then
-    saves the pass, and its result is the same.
+    ``read(start, stop, out)`` gives elements ``start`` to ``stop`` of the flat fragment (fp32; ``start`` is a
+    multiple of ``BLOCK``), as :meth:`~gradientmail_core.tensors.encoded.Encoded.read` does. ``weight`` is relative
+    to the other contributions' and greater than zero. ``squares`` is what :func:`piece_squares` said of it, where a
+    closer has asked before to judge its norm; a merge then saves the pass, and its result is the same.
     """
 
     node: str
     weight: float
-    decode: Decode
+    read: Read
     squares: Totals | None = None
 
 
@@ -71,30 +67,44 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The intersection of one piece and one block; ``start`` and ``stop`` count from the block's start."""
+    """The intersection of one piece and one block: its number in the fragment, and where in its span it lies."""
 
     index: int
     piece: int
-    start: int
-    stop: int
-
-    @property
-    def span(self) -> slice:
-        """The segment within its block."""
-        return slice(self.start, self.stop)
+    place: slice
 
 
-def segments(layout: FragmentLayout) -> Blocks:
-    """The segments of each block, in order; numbered through the whole fragment."""
-    blocks: list[list[Segment]] = [[] for _ in range(-(-layout.size // BLOCK))]
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How one span falls to pieces: block by block for sums, and in ``runs``, one for each piece."""
+
+    segments: tuple[Segment, ...]
+    runs: tuple[tuple[int, slice], ...]
+
+
+def cuts(layout: FragmentLayout) -> tuple[Cut, ...]:
+    """The cut of each span, in order; segments are numbered through the whole fragment."""
+    segments: list[list[Segment]] = [[] for _ in range(-(-layout.size // SPAN))]
+    runs: list[list[tuple[int, slice]]] = [[] for _ in segments]
     count = 0
     for number, piece in enumerate(layout.pieces):
-        end = piece.offset + piece.elements
-        for block in range(piece.offset // BLOCK, -(-end // BLOCK) if piece.elements else 0):
-            first = block * BLOCK
-            blocks[block].append(Segment(count, number, max(piece.offset - first, 0), min(end - first, BLOCK)))
+        for block, place in _within(piece.offset, piece.elements, BLOCK):
+            segments[block * BLOCK // SPAN].append(Segment(count, number, _shifted(place, block * BLOCK % SPAN)))
             count += 1
-    return tuple(tuple(held) for held in blocks)
+        for span, place in _within(piece.offset, piece.elements, SPAN):
+            runs[span].append((number, place))
+    return tuple(Cut(tuple(held), tuple(longer)) for held, longer in zip(segments, runs, strict=True))
+
+
+def _within(offset: int, elements: int, unit: int) -> Iterator[tuple[int, slice]]:
+    """The units that a piece touches, and where in each."""
+    end = offset + elements
+    for index in range(offset // unit, -(-end // unit) if elements else 0):
+        yield index, slice(max(offset - index * unit, 0), min(end - index * unit, unit))
+
+
+def _shifted(place: slice, by: int) -> slice:
+    return slice(place.start + by, place.stop + by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ class Round:
 
     contributions: tuple[Contribution, ...]
     layout: FragmentLayout
-    blocks: Blocks
+    cuts: tuple[Cut, ...]
     weights: tuple[float, ...]
     squares: Table
     norms: tuple[float, ...]
@@ -128,25 +138,23 @@ def measured(contributions: Sequence[Contribution], layout: FragmentLayout) -> R
     weights = _normalised([contribution.weight for contribution in held])
     if len({contribution.node for contribution in held}) != len(held):
         raise ValueError("two contributions of one node")
-    given = [piece_squares(one.decode, layout) if one.squares is None else one.squares for one in held]
+    given = [piece_squares(one.read, layout) if one.squares is None else one.squares for one in held]
     norms = tuple(norm_of(squares) for squares in given)
-    return Round(held, layout, segments(layout), weights, np.stack(given), norms)
+    return Round(held, layout, cuts(layout), weights, np.stack(given), norms)
 
 
-def piece_squares(decode: Decode, layout: FragmentLayout) -> Totals:
+def piece_squares(read: Read, layout: FragmentLayout) -> Totals:
     """The sum of squares of each piece of a contribution (fp64): one pass over it."""
-    blocks = segments(layout)
-    partial = np.zeros(_segment_count(blocks))
+    cut = cuts(layout)
+    partial = np.zeros(_segment_count(cut))
 
-    def block(start: int, stop: int) -> None:
-        values = _scratch("merge.values", stop - start)
-        decode(start, stop, values)
+    def span(start: int, stop: int) -> None:
+        values = read(start, stop, _scratch("merge.values", stop - start))
         with np.errstate(invalid="ignore"):  # whoever asks refuses what is not finite
-            for segment in blocks[start // BLOCK]:
-                partial[segment.index] = _square_sum(values[segment.span])
+            _note_squares(values, cut[start // SPAN], partial)
 
-    kernels.for_blocks(layout.size, block)
-    return _by_piece(partial, blocks, len(layout.pieces))
+    kernels.for_spans(layout.size, span)
+    return _by_piece(partial, cut, len(layout.pieces))
 
 
 def norm_of(squares: Totals) -> float:
@@ -164,16 +172,17 @@ def weighted_sum(round_: Round, coefficients: Table) -> tuple[Flat, Totals, floa
     """
     delta = np.empty(round_.layout.size, np.float32)
     factors = coefficients.astype(np.float32)
-    partial = np.zeros(_segment_count(round_.blocks))
+    partial = np.zeros(_segment_count(round_.cuts))
+    agreement = _Agreement(round_)
 
-    def combine(start: int, stop: int, unit: Flat | None) -> None:
-        held, total = round_.blocks[start // BLOCK], delta[start:stop]
-        _accumulate(round_, factors, held, start, total, unit)
-        for segment in held:
-            partial[segment.index] = _square_sum(total[segment.span])
+    def span(start: int, stop: int) -> None:
+        cut, total, unit = round_.cuts[start // SPAN], delta[start:stop], agreement.unit(stop - start)
+        _accumulate(round_, factors, cut.runs, start, total, agreement, unit)
+        _note_squares(total, cut, partial)
+        agreement.note(start, unit)
 
-    cosine = _with_cosine(round_, combine)
-    return delta, _by_piece(partial, round_.blocks, len(round_.layout.pieces)), cosine
+    kernels.for_spans(delta.size, span)
+    return delta, _by_piece(partial, round_.cuts, len(round_.layout.pieces)), agreement.cosine()
 
 
 def sorted_mean(round_: Round, factors: Sequence[float], trim: int) -> tuple[Flat, float | None]:
@@ -186,46 +195,47 @@ def sorted_mean(round_: Round, factors: Sequence[float], trim: int) -> tuple[Fla
     delta = np.empty(round_.layout.size, np.float32)
     count = len(round_.contributions)
     pairs = tuple(comparators(count))
+    agreement = _Agreement(round_)
 
-    def combine(start: int, stop: int, unit: Flat | None) -> None:
+    def block(start: int, stop: int) -> None:
         *rows, term = (_scratch(f"merge.row{row}", stop - start) for row in range(count + 1))
-        for row, contribution, norm, factor in zip(rows, round_.contributions, round_.norms, factors, strict=True):
-            contribution.decode(start, stop, row)
-            if unit is not None:
-                np.multiply(row, _reciprocal(norm), out=term)
-                np.add(unit, term, out=unit)
-            np.multiply(row, np.float32(factor), out=row)
+        unit = agreement.unit(stop - start)
+        for number, (row, contribution, factor) in enumerate(zip(rows, round_.contributions, factors, strict=True)):
+            values = contribution.read(start, stop, row)
+            agreement.add(number, values, unit, term)
+            np.multiply(values, np.float32(factor), out=row)
             np.add(row, np.float32(0.0), out=row)  # -0.0 becomes 0.0: min and max may return either of the two
         _sort(rows, term, pairs)
         _mean_of(rows[trim : count - trim], delta[start:stop])
+        agreement.note(start, unit)
 
-    return delta, _with_cosine(round_, combine)
+    kernels.for_blocks(delta.size, block)
+    return delta, agreement.cosine()
 
 
 def scale_pieces(delta: Flat, round_: Round, scales: Sequence[float]) -> None:
     """Multiply each piece of ``delta`` by its scale, in place; 1 leaves a piece and 0 clears it."""
     factors = [np.float32(scale) for scale in scales]
 
-    def block(start: int, stop: int) -> None:
+    def span(start: int, stop: int) -> None:
         values = delta[start:stop]
-        for segment in round_.blocks[start // BLOCK]:
-            if factors[segment.piece] != 1.0:
-                part = values[segment.span]
-                np.multiply(part, factors[segment.piece], out=part)
+        for piece, place in round_.cuts[start // SPAN].runs:
+            if factors[piece] != 1.0:
+                np.multiply(values[place], factors[piece], out=values[place])
 
-    kernels.for_blocks(delta.size, block)
+    kernels.for_spans(delta.size, span)
 
 
 def replace_pieces(delta: Flat, round_: Round, coefficients: Table, pieces: frozenset[int]) -> None:
     """Compute ``sum_m coefficients[m, piece] * x_m`` anew for some pieces and write it into ``delta``."""
-    factors = coefficients.astype(np.float32)
+    factors, agreement = coefficients.astype(np.float32), _Agreement(round_)
 
-    def block(start: int, stop: int) -> None:
-        chosen = tuple(segment for segment in round_.blocks[start // BLOCK] if segment.piece in pieces)
+    def span(start: int, stop: int) -> None:
+        chosen = tuple(run for run in round_.cuts[start // SPAN].runs if run[0] in pieces)
         if chosen:
-            _accumulate(round_, factors, chosen, start, delta[start:stop], None)
+            _accumulate(round_, factors, chosen, start, delta[start:stop], agreement, None)
 
-    kernels.for_blocks(delta.size, block)
+    kernels.for_spans(delta.size, span)
 
 
 def comparators(count: int) -> list[tuple[int, int]]:
@@ -259,76 +269,102 @@ def _normalised(weights: Sequence[float]) -> tuple[float, ...]:
     return tuple(share / total for share in shares)
 
 
-def _segment_count(blocks: Blocks) -> int:
-    return sum(len(held) for held in blocks)
+class _Agreement:
+    """The mean pairwise cosine of a round, from sums of unit vectors that the second pass makes along its way.
+
+    With unit vectors ``u_m``, ``|sum u_m|^2 = n + sum of the cosines over ordered pairs``, so ``n`` vectors
+    need one sum instead of ``n*(n-1)/2`` products. With fewer than two vectors there is none.
+    """
+
+    def __init__(self, round_: Round) -> None:
+        self._count = sum(norm >= NORM_MIN for norm in round_.norms)
+        self._reciprocals = [np.float32(1.0 / norm if norm >= NORM_MIN else 0.0) for norm in round_.norms]
+        self._squares = [0.0] * -(-round_.layout.size // BLOCK)
+
+    def unit(self, size: int) -> Flat | None:
+        """Where to sum ``size`` elements of the unit vectors; None if there is no cosine."""
+        return _scratch("merge.unit", size) if self._count > 1 else None
+
+    def add(self, number: int, values: Flat, unit: Flat | None, term: Flat) -> None:
+        """Add the unit vector of the round's contribution ``number``; the first one begins the sum."""
+        if unit is None:
+            return
+        scaled = term if number else unit
+        np.multiply(values, self._reciprocals[number], out=scaled)
+        if number:
+            np.add(unit, term, out=unit)
+
+    def note(self, start: int, unit: Flat | None) -> None:
+        """Take the sum at ``start`` into account, block by block."""
+        if unit is not None:
+            blocks = [slice(first, min(first + BLOCK, unit.size)) for first in range(0, unit.size, BLOCK)]
+            first = start // BLOCK
+            self._squares[first : first + len(blocks)] = _square_sums(unit, blocks)
+
+    def cosine(self) -> float | None:
+        """The mean over all pairs, once every sum is noted."""
+        if self._count < 2:
+            return None
+        total = 0.0
+        for squares in self._squares:
+            total += squares
+        return max(-1.0, min(1.0, (total - self._count) / (self._count * (self._count - 1))))
 
 
-def _by_piece(partial: NDArray[np.float64], blocks: Blocks, pieces: int) -> Totals:
+def _segment_count(cut: Sequence[Cut]) -> int:
+    return sum(len(span.segments) for span in cut)
+
+
+def _by_piece(partial: NDArray[np.float64], cut: Sequence[Cut], pieces: int) -> Totals:
     """Add the segments' sums piece by piece, in block order."""
     totals = np.zeros(pieces)
-    for held in blocks:
-        for segment in held:
+    for span in cut:
+        for segment in span.segments:
             totals[segment.piece] += partial[segment.index]
     return totals
 
 
 def _accumulate(
-    round_: Round, factors: NDArray[np.float32], held: Sequence[Segment], start: int, out: Flat, unit: Flat | None
+    round_: Round,
+    factors: NDArray[np.float32],
+    runs: Sequence[tuple[int, slice]],
+    start: int,
+    out: Flat,
+    agreement: _Agreement,
+    unit: Flat | None,
 ) -> None:
-    """Write the weighted sum of one block's segments to ``out``; add every contribution's unit vector to ``unit``."""
-    values, term = _scratch("merge.values", out.size), _scratch("merge.term", out.size)
-    for row, (contribution, norm) in enumerate(zip(round_.contributions, round_.norms, strict=True)):
-        contribution.decode(start, start + out.size, values)
-        for segment in held:
-            part = segment.span
-            scaled = out[part] if row == 0 else term[part]
-            np.multiply(values[part], factors[row, segment.piece], out=scaled)
-            if row > 0:
-                np.add(out[part], scaled, out=out[part])
-        if unit is not None:
-            np.multiply(values, _reciprocal(norm), out=values)
-            np.add(unit, values, out=unit)
+    """Write the weighted sum of one span's ``runs`` to ``out``; add every contribution's unit vector to ``unit``."""
+    scratch, term = _scratch("merge.values", out.size), _scratch("merge.term", out.size)
+    for number, contribution in enumerate(round_.contributions):
+        values = contribution.read(start, start + out.size, scratch)
+        for piece, place in runs:
+            scaled = term[place] if number else out[place]
+            np.multiply(values[place], factors[number, piece], out=scaled)
+            if number:
+                np.add(out[place], scaled, out=out[place])
+        agreement.add(number, values, unit, term)
 
 
-def _square_sum(values: Flat) -> float:
-    """The sum of squares of at most a block: exact squares in fp64, one ``add.reduce``.
+def _note_squares(values: Flat, cut: Cut, partial: NDArray[np.float64]) -> None:
+    """Write the sum of squares of each segment of a span to the segment's number in ``partial``."""
+    sums = _square_sums(values, [segment.place for segment in cut.segments])
+    for segment, total in zip(cut.segments, sums, strict=True):
+        partial[segment.index] = total
+
+
+def _square_sums(values: Flat, places: Sequence[slice]) -> list[float]:
+    """The sums of squares of parts of at most a block: exact squares in fp64, one ``add.reduce`` each.
 
     The same number as ``kernels.sum_of_squares``, without what that does to share larger arrays among threads.
     """
     squares = kernels.scratch("merge.squares", values.size, np.float64)
     np.copyto(squares, values)
     np.multiply(squares, squares, out=squares)
-    return float(np.add.reduce(squares))
+    return [float(np.add.reduce(squares[place])) for place in places]
 
 
 def _scratch(name: str, count: int) -> Flat:
     return cast(Flat, kernels.scratch(name, count, np.float32))
-
-
-def _reciprocal(norm: float) -> np.float32:
-    return np.float32(1.0 / norm if norm >= NORM_MIN else 0.0)
-
-
-def _with_cosine(round_: Round, combine: Callable[[int, int, Flat | None], None]) -> float | None:
-    """Run ``combine(start, stop, unit)`` over all blocks; the mean pairwise cosine from what it adds to ``unit``.
-
-    With unit vectors ``u_m``, ``|sum u_m|^2 = n + sum of the cosines over ordered pairs``, so ``n`` vectors
-    need one sum instead of ``n*(n-1)/2`` products.
-    """
-    count = sum(norm >= NORM_MIN for norm in round_.norms)
-    if count < 2:
-        kernels.for_blocks(round_.layout.size, lambda start, stop: combine(start, stop, None))
-        return None
-
-    def block(start: int, stop: int) -> float:
-        unit = _scratch("merge.unit", stop - start)
-        unit.fill(0.0)
-        combine(start, stop, unit)
-        return _square_sum(unit)
-
-    agreement = kernels.sum_blocks(round_.layout.size, block)
-    cosine = (agreement - count) / (count * (count - 1))
-    return max(-1.0, min(1.0, cosine))
 
 
 def _sort(rows: list[Flat], spare: Flat, pairs: Sequence[tuple[int, int]]) -> None:

@@ -71,8 +71,8 @@ class Closer(ChainView):
 
     async def _close(self) -> Decided:
         self.gathering = Gathering()
-        with Spool(self._run.settings.merge_memory) as self._spool:
-            return await self._gathered() or await self._commit()
+        self._spool = Spool(self._run.settings.merge_memory)
+        return await self._gathered() or await self._commit()
 
     async def _gathered(self) -> Decided | None:
         """Gather until the round closes; another node's commit if that comes first."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.merge import Contribution, Merged, norm_of, piece_squares
-from gradientmail_core.algorithms.outer import restated, without_memory
-from gradientmail_core.algorithms.reduction import Totals
+from gradientmail_core.algorithms.outer import Outer, Reached, restated, without_memory
 from gradientmail_core.algorithms.schedule import first_due_after
 from gradientmail_core.algorithms.shares import settled
 from gradientmail_core.algorithms.spool import Spool
@@ -41,6 +40,7 @@ from gradientmail_core.protocol.records import (
 )
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.compression import opened
+from gradientmail_core.tensors.encoded import Encoded, InMemory
 from gradientmail_core.tensors.kernels import is_finite, subtract
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import Body, Malformed, Payload, parse_payload, payload_bytes_max
@@ -75,13 +75,10 @@ class Merger:
 def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool | None = None) -> Accepted | Refusal:
     """A snapshot, or the reason it cannot be merged; decided from its bytes and the chain's head alone.
 
-    It keeps the codec's own bytes, in ``spool`` if one is given: a merge decodes them block by block.
+    It keeps the codec's own bytes, in ``spool`` if one is given: a merge decodes them span by span.
     """
     layout, codec = run.layouts[head.fragment], codec_named(run.settings.delta_codec)
     plain = opened(body, payload_bytes_max(layout, codec))
-    if spool is not None and not isinstance(plain, Malformed):
-        with contextlib.suppress(OSError):  # a full disk: memory has to do
-            plain = spool.kept(plain)
     payload = plain if isinstance(plain, Malformed) else parse_payload(plain, layout, codec)
     if isinstance(payload, Malformed):
         return Refusal(node, "", "", "corrupt")
@@ -90,19 +87,22 @@ def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool
     if isinstance(record, Rejected):
         return Refusal(node, "", "", "run")
     reason = _reason_against(record, payload, node, round, head)
-    squares = np.zeros(0) if reason else delta_squares(payload, layout, run.settings.delta_codec)
+    delta = InMemory(codec, payload.parts)
+    squares = np.zeros(0) if reason else piece_squares(delta.read, layout)
     norm = norm_of(squares)
     if reason is None and not np.isfinite(norm):
         reason = "nonfinite"
     if reason is not None:
         return Refusal(node, record.incarnation, digest(text), reason)
     clamped = _clamped(record, run.settings.tokens_per_step_max)
-    return Accepted(clamped, digest(text), payload, norm, tuple(squares.tolist()))
+    return Accepted(clamped, digest(text), _kept(delta, spool), norm, tuple(squares.tolist()))
 
 
-def delta_squares(payload: Payload, layout: FragmentLayout, codec_name: str) -> Totals:
-    """The sum of squares of each piece of a payload's delta; not finite if any value is not."""
-    return piece_squares(partial(codec_named(codec_name).decode, payload.parts), layout)
+def _kept(delta: InMemory, spool: Spool | None) -> Encoded:
+    if spool is not None:
+        with contextlib.suppress(OSError):  # a full disk: memory has to do
+            return spool.kept(delta)
+    return delta
 
 
 def _reason_against(record: SnapshotRecord, payload: Payload, node: str, round: int, head: Head) -> Reason | None:
@@ -125,25 +125,29 @@ def _clamped(record: SnapshotRecord, tokens_per_step_max: int) -> SnapshotRecord
 def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Sequence[Accepted]) -> Merger | None:
     """Merge and step; None if the result is not finite. Inputs stay as they are."""
     layout = run.layouts[head.fragment]
-    codec = codec_named(run.settings.delta_codec)
     contributions = [
-        Contribution(
-            snapshot.record.node, share, partial(codec.decode, snapshot.payload.parts), np.array(snapshot.squares)
-        )
+        Contribution(snapshot.record.node, share, snapshot.delta.read, np.array(snapshot.squares))
         for snapshot, share in zip(accepted, shares(accepted, run.settings.joiner_ramp), strict=True)
     ]
     merged: Merged = run.settings.merge(contributions, layout)
-    master = theta.copy() if outer.residual is None else theta + outer.residual
-    arrays = tuple(part.copy() for part in outer.arrays)
-    if all(snapshot.record.final for snapshot in accepted):
-        without_memory(run.settings.outer).step(master, merged.delta, (), head.version + 1, len(accepted))
-    else:
-        run.settings.outer.step(master, merged.delta, arrays, head.version + 1, len(accepted))
-    _average_buffers(layout, theta, merged.delta, master, arrays)
-    for part in arrays:
+    means = _buffer_means(layout, theta, merged.delta)
+    master = theta if outer.residual is None else theta + outer.residual
+    moved = _stepped(run.settings.outer, Reached(master, outer.arrays), merged.delta, head.version + 1, accepted)
+    _set_buffers(means, moved)
+    for part in moved.state:
         restated(part, codec_named(run.settings.momentum_dtype))
-    result = stored(run.settings, theta, master, arrays, merged.cosine)
-    return result if all(map(is_finite, (result.theta, *arrays))) else None
+    result = stored(run.settings, theta, moved.theta, moved.state, merged.cosine)
+    return result if all(map(is_finite, (result.theta, *moved.state))) else None
+
+
+def _stepped(outer: Outer, here: Reached, delta: Flat, version: int, accepted: Sequence[Accepted]) -> Reached:
+    """The outer step, its parameters in the delta's place; ``here`` stays as it is."""
+    if all(snapshot.record.final for snapshot in accepted):
+        without_memory(outer).step(here.theta, delta, (), version, len(accepted), into=Reached(delta, ()))
+        return Reached(delta, tuple(part.copy() for part in here.state))
+    there = Reached(delta, tuple(np.empty_like(part) for part in here.state))
+    outer.step(here.theta, delta, here.state, version, len(accepted), into=there)
+    return there
 
 
 def stored(settings: DiLoCo, theta: Flat, master: Flat, arrays: tuple[Flat, ...], cosine: float | None) -> Merger:
@@ -165,14 +169,19 @@ def stored(settings: DiLoCo, theta: Flat, master: Flat, arrays: tuple[Flat, ...]
     return Merger(moved, OuterState(arrays, residual), cosine, change)
 
 
-def _average_buffers(layout: FragmentLayout, theta: Flat, delta: Flat, moved: Flat, state: Sequence[Flat]) -> None:
-    """Statistics become their mean over the nodes: momentum would carry them past it, a variance below zero."""
-    for piece in layout.pieces:
-        if piece.role == "buffer":
-            span = slice(piece.offset, piece.offset + piece.elements)
-            moved[span] = theta[span] - delta[span]
-            for part in state:
-                part[span] = 0.0
+def _buffer_means(layout: FragmentLayout, theta: Flat, delta: Flat) -> list[tuple[slice, Flat]]:
+    """Where buffers lie, and their mean over the nodes."""
+    pieces = [piece for piece in layout.pieces if piece.role == "buffer"]
+    places = [slice(piece.offset, piece.offset + piece.elements) for piece in pieces]
+    return [(place, theta[place] - delta[place]) for place in places]
+
+
+def _set_buffers(means: Sequence[tuple[slice, Flat]], moved: Reached) -> None:
+    """Statistics become their mean: momentum would carry them past it, a variance below zero."""
+    for place, mean in means:
+        moved.theta[place] = mean
+        for part in moved.state:
+            part[place] = 0.0
 
 
 def outer_layout(layout: FragmentLayout, names: Sequence[str]) -> FragmentLayout:

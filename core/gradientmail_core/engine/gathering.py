@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.protocol.records import Estimates, Refusal, SnapshotRecord
-from gradientmail_core.tensors.payload import Payload
+from gradientmail_core.tensors.encoded import Encoded
 
 GRACE_SHARE = 0.5
 OUTLIER_FACTOR = 10.0
@@ -23,14 +23,14 @@ BLEND = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A snapshot that may be merged: its record, its digest, its payload, and the L2 norm of its delta.
+    """A snapshot that may be merged: its record, its digest, its delta as it is kept, and the delta's L2 norm.
 
     ``squares`` are the sums of squares of the delta's pieces, of which the norm is made and which the merge needs.
     """
 
     record: SnapshotRecord
     digest: str
-    payload: Payload
+    delta: Encoded
     norm: float
     squares: tuple[float, ...] = ()
 

@@ -27,6 +27,13 @@ S = TypeVar("S", bound=np.generic)
 BLOCK = 65536
 """Elements of a block: the unit of cache use, of threading, and of partial decoding."""
 
+SPAN = 4 * BLOCK
+"""Elements of a span: what a thread works through at once where several arrays are read and written in turn.
+
+Its arrays are more than a core's own cache holds, and still faster than a block's: longer runs keep the
+hardware's prefetching busy, and the interpreter's lock changes hands less often.
+"""
+
 THREADS_MOST = 8
 INLINE_BLOCKS = 2
 
@@ -82,8 +89,8 @@ def for_each(count: int, work: Callable[[int], None], inline: int = 1) -> None:
     At most ``inline`` items, and calls made from inside ``work``, run on the calling thread. The first
     exception of ``work`` is raised once no thread works on this call any more.
     """
-    lanes = min(thread_count(), count)
-    if lanes <= 1 or count <= inline or _lane.busy:
+    lanes = 1 if count <= inline or _lane.busy else min(thread_count(), count)
+    if lanes <= 1:
         for index in range(count):
             work(index)
         return
@@ -113,6 +120,11 @@ def for_blocks(size: int, work: Callable[[int, int], None]) -> None:
     Blocks are disjoint and cover ``range(size)``; ``work`` runs on several threads at once.
     """
     for_each(-(-size // BLOCK), lambda index: work(index * BLOCK, min((index + 1) * BLOCK, size)), INLINE_BLOCKS)
+
+
+def for_spans(size: int, work: Callable[[int, int], None]) -> None:
+    """Call ``work(start, stop)`` for every span of ``size`` elements, as :func:`for_blocks` does for blocks."""
+    for_each(-(-size // SPAN), lambda index: work(index * SPAN, min((index + 1) * SPAN, size)))
 
 
 def sum_blocks(size: int, work: Callable[[int, int], float]) -> float:

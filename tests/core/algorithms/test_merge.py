@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gradientmail_core.algorithms.merge import Contribution, Median, Merge, Rda, TrimmedMean, WeightedMean
 from gradientmail_core.algorithms.outer import Adam, Nesterov
-from gradientmail_core.tensors.kernels import BLOCK
+from gradientmail_core.tensors.kernels import BLOCK, SPAN
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece, Role
 
@@ -51,11 +51,12 @@ def layout_of(pieces: Sequence[tuple[int, Role]] = PIECES) -> FragmentLayout:
 LAYOUT = layout_of()
 
 
-def copied(values: Flat, start: int, stop: int, out: Flat) -> None:
-    """The decoder of uncompressed values, strict about what it is asked for."""
+def copied(values: Flat, start: int, stop: int, out: Flat) -> Flat:
+    """A reader of uncompressed values, strict about what it is asked for."""
     assert start % BLOCK == 0
-    assert stop - start == out.size <= BLOCK
+    assert stop - start == out.size <= SPAN
     np.copyto(out, values[start:stop])
+    return out
 
 
 def contribution(node: str, values: Flat, weight: float = 1.0) -> Contribution:

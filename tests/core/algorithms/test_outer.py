@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gradientmail_core.algorithms.outer import (
     SGD,
-    SPAN,
     STRETCH,
     Adam,
     HeavyBall,
     Nesterov,
     Outer,
+    Reached,
     power,
     restated,
     scale,
@@ -23,7 +23,7 @@ from gradientmail_core.algorithms.outer import (
     without_memory,
 )
 from gradientmail_core.tensors.codecs import codec_named
-from gradientmail_core.tensors.kernels import BLOCK
+from gradientmail_core.tensors.kernels import BLOCK, SPAN
 from gradientmail_core.tensors.model import Flat
 
 SIZE = BLOCK + 1001
@@ -49,6 +49,18 @@ def flat(seed: int, size: int = SIZE, spread: float = 1.0) -> Flat:
 def zeros(outer: Outer, size: int = SIZE) -> tuple[Flat, ...]:
     """The state before the first step."""
     return tuple(np.zeros(size, np.float32) for _ in outer.state_names())
+
+
+@pytest.mark.parametrize("outer", [outer for outer, _ in TWINS], ids=lambda outer: type(outer).__name__)
+def test_a_step_into_other_arrays_leaves_its_inputs_and_may_use_up_the_delta(outer: Outer) -> None:
+    theta, delta = flat(0), flat(1)
+    state = tuple(abs(flat(2 + number)) for number in range(len(outer.state_names())))
+    inputs = [part.tobytes() for part in (theta, *state)]
+    there = Reached(delta.copy(), tuple(np.full_like(part, np.nan) for part in state))
+    outer.step(theta, there.theta, state, 7, 3, into=there)
+    assert [part.tobytes() for part in (theta, *state)] == inputs
+    outer.step(theta, delta, state, 7, 3)
+    assert [part.tobytes() for part in (there.theta, *there.state)] == [part.tobytes() for part in (theta, *state)]
 
 
 @pytest.mark.parametrize(("outer", "optimizer"), TWINS, ids=lambda value: getattr(value, "__name__", repr(value)[:30]))

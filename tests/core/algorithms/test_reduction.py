@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradientmail_core.algorithms.merge import Contribution, Median, Merge, Rda
-from gradientmail_core.algorithms.reduction import comparators, measured, norm_of, piece_squares, segments
-from gradientmail_core.tensors.kernels import BLOCK, thread_count
+from gradientmail_core.algorithms.reduction import comparators, cuts, measured, norm_of, piece_squares
+from gradientmail_core.tensors.kernels import BLOCK, SPAN, thread_count
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
 
@@ -24,18 +24,24 @@ def layout_of(sizes: list[int]) -> FragmentLayout:
 
 
 @settings(deadline=None)
-@given(st.lists(st.one_of(st.integers(0, 5), st.integers(BLOCK - 2, BLOCK + 2), st.just(3 * BLOCK)), max_size=8))
-def test_segments_tile_the_fragment_in_order(sizes: list[int]) -> None:
-    layout, at, numbers = layout_of(sizes), 0, []
-    for block, held in enumerate(segments(layout)):
-        for segment in held:
-            piece = layout.pieces[segment.piece]
-            assert block * BLOCK + segment.start == at
-            assert piece.offset <= at < at + segment.stop - segment.start <= piece.offset + piece.elements
-            assert segment.stop <= BLOCK
-            at += segment.stop - segment.start
-            numbers.append(segment.index)
-    assert at == layout.size
+@given(st.lists(st.one_of(st.integers(0, 5), st.integers(BLOCK - 2, BLOCK + 2), st.just(5 * BLOCK)), max_size=8))
+def test_segments_and_runs_tile_the_fragment_in_order(sizes: list[int]) -> None:
+    layout, numbers = layout_of(sizes), []
+    covered: dict[str, int] = {"segments": 0, "runs": 0}
+    for number, cut in enumerate(cuts(layout)):
+        segments = [("segments", segment.piece, segment.place) for segment in cut.segments]
+        runs = [("runs", piece, place) for piece, place in cut.runs]
+        for kind, index, place in segments + runs:
+            piece, at = layout.pieces[index], covered[kind]
+            assert number * SPAN + place.start == at
+            assert piece.offset <= at < at + place.stop - place.start <= piece.offset + piece.elements
+            assert place.stop <= SPAN
+            covered[kind] = at + place.stop - place.start
+        for _, _, place in segments:
+            assert place.start // BLOCK == (place.stop - 1) // BLOCK, "a segment lies in one block"
+        assert len({piece for piece, _ in cut.runs}) == len(cut.runs), "a run is all of a piece in its span"
+        numbers += [segment.index for segment in cut.segments]
+    assert covered == {"segments": layout.size, "runs": layout.size}
     assert numbers == list(range(len(numbers)))
 
 
@@ -54,10 +60,10 @@ def test_norms_and_weights_of_a_round() -> None:
     layout = layout_of([BLOCK + 7, 10])
     values = np.ones(layout.size, np.float32)
 
-    def decode(start: int, stop: int, out: Flat) -> None:
-        np.copyto(out, values[start:stop])
+    def read(start: int, stop: int, out: Flat) -> Flat:
+        return values[start:stop]
 
-    round_ = measured([Contribution("b", 3.0, decode), Contribution("a", 1.0, decode)], layout)
+    round_ = measured([Contribution("b", 3.0, read), Contribution("a", 1.0, read)], layout)
     assert [held.node for held in round_.contributions] == ["a", "b"]
     assert round_.weights == (0.25, 0.75)
     assert round_.squares.tolist() == [[BLOCK + 7, 10], [BLOCK + 7, 10]]
@@ -69,32 +75,34 @@ def test_squares_taken_before_save_a_pass_and_move_no_bit(merge: Merge) -> None:
     layout, asked = layout_of([BLOCK + 7, 10]), []
     values = np.random.default_rng(0).random((3, layout.size), np.float32)
 
-    def decode(number: int, start: int, stop: int, out: Flat) -> None:
+    def read(number: int, start: int, stop: int, out: Flat) -> Flat:
         asked.append(number)
-        np.copyto(out, values[number, start:stop])
+        return values[number, start:stop]
 
-    plain = [Contribution(f"node{number}", 1.0 + number, partial(decode, number)) for number in range(3)]
-    judged = [replace(one, squares=piece_squares(one.decode, layout)) for one in plain]
+    plain = [Contribution(f"node{number}", 1.0 + number, partial(read, number)) for number in range(3)]
+    judged = [replace(one, squares=piece_squares(one.read, layout)) for one in plain]
     assert [norm_of(one.squares) for one in judged if one.squares is not None] == list(merge(plain, layout).norms)
     asked.clear()
     merged = merge(judged, layout)
-    assert sorted(asked) == [0, 0, 1, 1, 2, 2]
+    parts = 1 if isinstance(merge, Rda) else 2  # one span, or two blocks
+    assert sorted(asked) == sorted([0, 1, 2] * parts)
     assert merged.delta.tobytes() == merge(plain, layout).delta.tobytes()
 
 
 @pytest.mark.parametrize(("merge", "rows"), [(Rda(), 0), (Median(), 12)], ids=repr)
-def test_a_merge_holds_its_result_and_a_few_blocks(merge: Merge, rows: int) -> None:
-    count, size = 12, 24 * BLOCK
+def test_a_merge_holds_its_result_and_a_few_spans(merge: Merge, rows: int) -> None:
+    count, size = 12, 8 * SPAN
 
-    def decode(start: int, stop: int, out: Flat) -> None:
+    def read(start: int, stop: int, out: Flat) -> Flat:
         out.fill(0.25)
+        return out
 
-    given_ = [Contribution(f"node{number}", 1.0, decode) for number in range(count)]
+    given_ = [Contribution(f"node{number}", 1.0, read) for number in range(count)]
     tracemalloc.start()
     try:
         merge(given_, layout_of([size]))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    scratch = thread_count() * (rows + 6) * 4 * BLOCK
+    scratch = thread_count() * (rows * BLOCK + 6 * SPAN) * 4
     assert peak <= 4 * size + scratch + 2**20

@@ -4,7 +4,6 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.engine.closing import (
     SNAPSHOT_METADATA,
     OuterState,
-    delta_squares,
     judged,
     merger,
     outer_layout,
@@ -32,6 +30,7 @@ from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
 from gradientmail_core.protocol.records import Estimates, Refusal, RoundRecord, SnapshotRecord, digest, parse_round
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.compression import compress, element_bytes
+from gradientmail_core.tensors.encoded import InMemory
 from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, read_metadata
 from tests.core.engine.parts import SETTINGS, Place, first_head, run_of, snapshot_body, virtually
 
@@ -158,7 +157,8 @@ def test_a_flipped_byte_is_never_an_exception_and_never_another_delta(place: int
     body[place] ^= flip
     found = verdict(bytes(body))
     if isinstance(found, Accepted):
-        assert found.payload.sha256 == found.record.data and found.norm == pytest.approx(0.5 * SIZE**0.5)
+        assert found.norm == pytest.approx(0.5 * SIZE**0.5)
+        assert (found.delta.read(0, SIZE, np.empty(SIZE, np.float32)) == 0.5).all()
 
 
 @given(
@@ -181,7 +181,7 @@ def test_random_data_in_any_codec_never_raises(codec: str) -> None:
         random = body[:header] + noise.bytes(len(body) - header)
         payload = parse_payload(random, layout, codec_named(codec))
         assert not isinstance(payload, Malformed)
-        delta_squares(payload, layout, codec)
+        piece_squares(InMemory(codec_named(codec), payload.parts).read, layout)
         assert isinstance(verdict(random, run=run), Refusal)
 
 
@@ -396,15 +396,14 @@ def test_spooled_contributions_merge_to_the_same_bytes() -> None:
     noise = np.random.default_rng(3)
     bodies = {node: body_of(node, noise.standard_normal(SIZE).astype(np.float32), RUN) for node in "abc"}
     results = []
-    for budget in (None, 0, 2000):
-        with Spool(budget or 0) as held:
-            spool = None if budget is None else held
-            accepted = [judged(body, node, ROUND, HEAD, RUN, spool) for node, body in bodies.items()]
-            assert all(isinstance(one, Accepted) for one in accepted)
-            assert (held.spooled > 0) == (budget is not None)
-            result = merger(RUN, HEAD, np.zeros(SIZE, np.float32), OuterState(()), accepted)  # type: ignore[arg-type]
-            assert result is not None
-            results.append(result.theta.tobytes())
+    for budget in (None, 0, 4 * SIZE):
+        spool = None if budget is None else Spool(budget)
+        accepted = [judged(body, node, ROUND, HEAD, RUN, spool) for node, body in bodies.items()]
+        assert all(isinstance(one, Accepted) for one in accepted)
+        assert spool is None or spool.spooled == 3 * 4 * SIZE - (budget or 0)
+        result = merger(RUN, HEAD, np.zeros(SIZE, np.float32), OuterState(()), accepted)  # type: ignore[arg-type]
+        assert result is not None
+        results.append(result.theta.tobytes())
     assert results[0] == results[1] == results[2]
 
 
@@ -412,7 +411,6 @@ def test_squares_that_were_known_before_change_no_bit_of_a_merge() -> None:
     run = run_of(SETTINGS)
     noise = np.random.default_rng(1)
     many = [accepted(node, noise.standard_normal(SIZE).astype(np.float32), run) for node in "abc"]
-    codec = codec_named(run.settings.delta_codec)
     for one in many:
-        fresh = piece_squares(partial(codec.decode, one.payload.parts), run.layouts[0])
+        fresh = piece_squares(one.delta.read, run.layouts[0])
         assert one.squares == tuple(fresh.tolist()) and one.norm == norm_of(fresh)

@@ -25,10 +25,11 @@ from gradientmail_core.engine.gathering import (
     without_outliers,
 )
 from gradientmail_core.protocol.records import Estimates, Refusal, SnapshotRecord
-from gradientmail_core.tensors.payload import Payload
+from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.encoded import InMemory
 from tests.core.engine.parts import INCARNATION
 
-PAYLOAD = Payload({}, (np.zeros(4, np.uint8),), "0" * 64)
+DELTA = InMemory(codec_named("F32"), [np.zeros(4, np.uint8)])
 SETTINGS = DiLoCo(sync_every=20, fragments=2, grace_seconds=3.0)
 
 
@@ -39,7 +40,7 @@ def snapshot(
         run="5a", round=2, node=node, incarnation=INCARNATION, base="1" * 64, data="2" * 64, codec="F32",
         steps=steps, tokens=tokens, local_step=20, step_seconds=seconds, early=early,
     )  # fmt: skip
-    return Accepted(record, node * 64, PAYLOAD, pace * math.sqrt(steps))
+    return Accepted(record, node * 64, DELTA, pace * math.sqrt(steps))
 
 
 def refusal(node: str = "z") -> Refusal:
