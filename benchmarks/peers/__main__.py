@@ -3,7 +3,8 @@
     python3.12 -m venv peer && peer/bin/pip install gradientmail==0.0.2 numpy torch
     python benchmarks/peers --peer peer/bin/python [--json FILE] [--rounds 3] [--mi 64]
 
-Both sides read the same files and take turns, each run in a process of its own. ``seconds`` is closing the round,
+Both sides read the same files and take turns, each run in a process of its own, and another one begins each round:
+what one process freed is warm for the next. ``seconds`` is closing the round,
 inputs in memory or spooled to new parameters and momentum; ``peak_bytes`` is all private memory on top of the
 imports, ``extra_bytes`` what closing needs beyond its inputs. Medians over the rounds. The new parameters of both
 must agree. ``ours`` keeps contributions as a closer does by default (``DiLoCo.merge_memory``), ``ours_in_memory``
@@ -73,10 +74,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_inputs(folder, options.mi)
+        ours = [sys.executable, str(HERE / "ours.py"), place]
+        turns: list[tuple[str, list[str]]] = [
+            ("peer", [options.peer, str(HERE / "gradientmail_002.py"), place]),
+            ("ours", [*ours, str(DiLoCo().merge_memory)]),
+            ("ours_in_memory", [*ours, str(2**40)]),
+        ]
         for _ in range(options.rounds):
-            runs["peer"].append(measured([options.peer, str(HERE / "gradientmail_002.py"), place]))
-            for name, budget in (("ours", DiLoCo().merge_memory), ("ours_in_memory", 2**40)):
-                runs[name].append(measured([sys.executable, str(HERE / "ours.py"), place, str(budget)]))
+            for name, command in turns:
+                runs[name].append(measured(command))
+            turns = [*turns[1:], turns[0]]
         difference = agreement(folder)
     if difference > AGREE:
         raise SystemExit(f"The results differ by {difference:g}.")
