@@ -186,6 +186,19 @@ class BatchShareChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The node's whole state after its ``step``-th step lies in the mailbox for its next process."""
+
+    node: str
+    step: int
+    size: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.node} handed its state after step {self.step} off: {self.size:,} bytes in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentAligned:
     """A commit was written into the model; ``merged`` says whether this node's snapshot is in it.
 
@@ -316,6 +329,7 @@ Event: TypeAlias = (
     | RoundTakenOver
     | SyncerElected
     | BatchShareChanged
+    | HandedOff
     | FragmentAligned
     | ObjectIgnored
     | PayloadSkipped

@@ -46,7 +46,19 @@ from gradientmail_core.protocol.records import (
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema, schema_difference
 
-OWN_PREFIXES = ("creation/", "tape/", "live/", "blobs/", "units/", "ranks/", "barriers/", "syncer/", PROBES, DOCTOR)
+OWN_PREFIXES = (
+    "creation/",
+    "tape/",
+    "live/",
+    "blobs/",
+    "units/",
+    "ranks/",
+    "barriers/",
+    "syncer/",
+    "handoff/",
+    PROBES,
+    DOCTOR,
+)
 DIFFERENCES_SHOWN = 12
 READ_BACKS_LEAST = 5
 CREATION_POLL_SECONDS = 0.2

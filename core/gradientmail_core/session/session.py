@@ -55,6 +55,7 @@ from gradientmail_core.session.aligning import opened
 from gradientmail_core.session.arguments import check_numbers, default_node, length_of, whole_number
 from gradientmail_core.session.background import Loop, at_exit
 from gradientmail_core.session.gossiping import Bridge, gossip_state, is_gossip_state
+from gradientmail_core.session.handing import Handoff, Keeper
 from gradientmail_core.session.readings import Algorithm, Readings
 from gradientmail_core.session.recipes import Recipes
 from gradientmail_core.tensors.model import Flat, set_aside
@@ -78,7 +79,9 @@ class Session(Readings):
     "either" for one that holds its training, in ``step()``, and closes for all while the run has elected it its syncer.
     ``syncer``, the same on every node, names the one that creates the run and closes all its rounds, for stores without
     a conditional create. With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at
-    the start until one is free. ``callbacks`` receive every event; the default logs them.
+    the start until one is free. With ``handoff``, such as a ``TorchHandoff``, the node's whole state is written to the
+    mailbox every ``handoff_every`` steps, and a process that starts under the same ``node`` goes on from there.
+    ``callbacks`` receive every event; the default logs them.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class Session(Readings):
         close_timeout: float | None = None,
         role: str = "both",
         ranks: int | None = None,
+        handoff: Handoff | None = None,
+        handoff_every: int = 1000,
         callbacks: Sequence[Callback] = (log_event,),
     ) -> None:
         check_numbers(min_nodes, lease_timeout, progress_timeout)
@@ -122,6 +127,12 @@ class Session(Readings):
         self._news = threading.Event()
         self._saved: Saved | None = None
         self._role = checked_role(role)
+        self._keeper = Keeper(handoff, handoff_every) if handoff is not None else None
+        if handoff is not None and (node is None or isinstance(algorithm, FactoredGossip)):
+            raise ConfigurationError(
+                "A hand-off needs a node's name to be found by, and a run that resumes.",
+                "Give node=..., the same at each start, and DiLoCo(...).",
+            )
         self._pauses = 0
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -192,6 +203,9 @@ class Session(Readings):
         schema, frozen = self._model.schema, self._model.frozen_fingerprint
         commits = self._awaited(loop, engine.join(found, schema, frozen, layouts, theta))
         self._awaited(loop, engine.wait_for_nodes())
+        if self._keeper is not None:
+            handed = self._keeper.restored(loop, self._host, engine.run_id)
+            self._saved = handed if self._saved is None else self._saved
         state, stay = self._continued(engine, commits)
         self._learner = Learner(
             self._model,
@@ -307,6 +321,8 @@ class Session(Readings):
             learner.resume()
         if learner.poisoned:
             self._leave_poisoned()
+        if self._keeper is not None and self._loop is not None:
+            self._keeper.stepped(self._loop, self._host, learner.state.local_step, self.state_dict)
         if self._recipes is not None:
             self._recipes.check_rank()
         return changed

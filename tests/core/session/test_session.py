@@ -16,7 +16,8 @@ import torch
 
 import gradientmail_core as gm
 from gradientmail_core.adapters.torch import TorchModel
-from gradientmail_core.events import SessionEnded, SyncerElected
+from gradientmail_core.adapters.torch_handoff import TorchHandoff
+from gradientmail_core.events import HandedOff, SessionEnded, SyncerElected
 from gradientmail_core.sim.world import ToyModel
 
 BARRIER = gm.DiLoCo(
@@ -429,6 +430,64 @@ def test_killed_and_restored_ten_times_ends_on_the_bits_of_a_run_that_never_stop
         optimizer.load_state_dict(kept["optimizer"])
     for once, often in zip(straight.parameters(), module.parameters(), strict=True):
         assert torch.equal(once, often)
+
+
+def test_started_again_ten_times_from_what_it_handed_off_ends_on_the_bits_of_a_run_that_never_stopped() -> None:
+    """As above, without a file: parameters, optimizer, data position and counters come out of the mailbox."""
+    data, settings = batches(0) * 3, replace(ALONE, overlap_steps=0)
+    straight = network()
+    optimizer = torch.optim.AdamW(straight.parameters(), 1e-2)
+    with gm.Session(straight, mailbox=gm.MemoryMailbox(), algorithm=settings, callbacks=[]) as session:
+        for inputs in data[:44]:
+            inner_step(straight, optimizer, inputs)
+            session.step(len(inputs))
+
+    class Position:
+        at = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"at": self.at}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.at = state_dict["at"]
+
+    mailbox, ends = gm.MemoryMailbox(), [*range(4, 44, 4), 44]
+    for life, end in enumerate(ends):
+        module, position, handed = network(seed=life), Position(), threading.Event()
+        optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+
+        def heard(event: Any, handed: threading.Event = handed) -> None:
+            if isinstance(event, HandedOff):
+                handed.set()
+
+        session = Killed(
+            module, mailbox=mailbox, algorithm=settings, node="a", callbacks=[heard],
+            handoff=TorchHandoff(module, optimizer, data=position), handoff_every=4,
+        )  # fmt: skip
+        if life == 0:
+            module.load_state_dict(network().state_dict())
+        session.join()
+        assert position.at == end - 4
+        for inputs in data[position.at : end]:
+            inner_step(module, optimizer, inputs)
+            position.at += 1
+            session.step(len(inputs))
+        if end == ends[-1]:
+            session.close()
+        else:
+            assert handed.wait(30)
+            session.kill()
+    for once, often in zip(straight.parameters(), module.parameters(), strict=True):
+        assert torch.equal(once, often)
+
+
+def test_a_handoff_needs_a_name_and_a_run_that_resumes() -> None:
+    handoff = TorchHandoff(network())
+    options: dict[str, Any] = {"mailbox": gm.MemoryMailbox(), "handoff": handoff}
+    with pytest.raises(gm.ConfigurationError, match="node's name"):
+        gm.Session(network(), algorithm=gm.DiLoCo(), **options)
+    with pytest.raises(gm.ConfigurationError, match="handoff_every"):
+        gm.Session(network(), algorithm=gm.DiLoCo(), node="a", handoff_every=0, **options)
 
 
 def test_a_state_of_another_run_is_passed_over() -> None:

@@ -1,0 +1,70 @@
+"""Handing a node's whole state on to its next process through the mailbox, so that it needs no checkpoint of its own.
+
+Now and then, after a step, the trainer's state is copied with the session's counters of the same moment and written in
+the background. A process that starts under the same name gets it back before its first step.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Protocol
+
+from gradientmail_core.engine.handoff import HandoffStore
+from gradientmail_core.engine.resuming import Saved, parse_saved
+from gradientmail_core.engine.run import Host
+from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.events import HandedOff, RunWaited
+from gradientmail_core.protocol.belongings import Belongings
+from gradientmail_core.session.background import Loop
+
+
+class Handoff(Protocol):
+    """A trainer's state: its parameters, its optimizer's, its place in the data. Both run on the training thread."""
+
+    def save(self) -> Belongings:
+        """A copy of all that the next process needs; later steps must not change it."""
+        ...
+
+    def load(self, belongings: Belongings) -> None:
+        """Go on from what :meth:`save` gave in an earlier process."""
+        ...
+
+
+class Keeper:
+    """Writes hand-offs every ``every`` steps, never two at once, and reads the newest one back."""
+
+    def __init__(self, handoff: Handoff, every: int) -> None:
+        if type(every) is not int or every < 1:
+            raise ConfigurationError(f"handoff_every is {every!r}.", "Use a number of steps, such as 1000.")
+        self._handoff = handoff
+        self._every = every
+        self._store: HandoffStore | None = None
+        self._writing: Future[None] | None = None
+
+    def restored(self, loop: Loop, host: Host, run: str) -> Saved | None:
+        """Set the trainer to the newest hand-off of this node; the session's counters in it, None without one."""
+        self._store = HandoffStore(host, run)
+        found = loop.run(self._store.newest())
+        trainer, session = (found.plain.get(name) for name in ("trainer", "session")) if found else (None, None)
+        if found is None or not isinstance(trainer, dict) or not isinstance(session, dict):
+            return None
+        try:
+            saved = parse_saved(session)
+        except ConfigurationError as problem:
+            host.emit(RunWaited(f"the hand-off of {host.node} cannot be used: {problem}"))
+            return None
+        self._handoff.load(Belongings(found.arrays, trainer))
+        return saved
+
+    def stepped(self, loop: Loop, host: Host, step: int, session: Callable[[], Mapping[str, object]]) -> None:
+        """After the node's ``step``-th step: begin a hand-off if one is due and none is under way."""
+        if step % self._every or self._store is None or (self._writing is not None and not self._writing.done()):
+            return
+        trainer = self._handoff.save()
+        whole = Belongings(trainer.arrays, {"trainer": dict(trainer.plain), "session": dict(session())})
+        self._writing = loop.spawn(_written(self._store, host, step, whole))
+
+
+async def _written(store: HandoffStore, host: Host, step: int, belongings: Belongings) -> None:
+    started = host.clock.now()
+    size = await store.put(belongings)
+    host.emit(HandedOff(host.node, step, size, host.clock.now() - started))
