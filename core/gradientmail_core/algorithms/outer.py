@@ -85,7 +85,8 @@ class Nesterov(Named):
     The defaults, over :class:`~gradientmail_core.algorithms.merge.Rda`, are those that in the project's study (2, 4
     and 8 nodes, H of 20 and 100, 300 to 3000 steps; ``docs/performance.md``) never ended above one node alone and
     were the best, or within noise of it, in more situations than constant momentum, longer warm-ups and plain
-    averaging. Plain averaging is better where few nodes merge often for long: two, every 20 steps, 3000 steps.
+    averaging. Plain averaging was better where few nodes merge often for long: two or four, every 20 steps, 3000
+    steps.
     """
 
     lr: float = 0.7
