@@ -10,7 +10,7 @@ thread. Everything else, garbage included, costs some mixing.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +37,7 @@ from gradientmail_core.engine.gossip_round import GossipRound, probe_layout
 from gradientmail_core.engine.gossip_shares import GossipRun, Means, initial_mean, mean_values, read_mean, read_share
 from gradientmail_core.engine.gossip_sweeping import sweep
 from gradientmail_core.engine.joining import Found, check_same, create_run, find_run
+from gradientmail_core.engine.life import Life
 from gradientmail_core.engine.precautions import guarded, nature_of, refuse_unconditional
 from gradientmail_core.engine.run import Board, Host
 from gradientmail_core.errors import RunMismatch
@@ -44,27 +45,25 @@ from gradientmail_core.events import Disagreement, Rejoined, RoundMixed, RunJoin
 from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.gossip import MeanKey, MeanRecord, ShareKey
+from gradientmail_core.protocol.keys import LeaseState
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
 
-LEAVING_SECONDS = 2.0
 ROUNDS_ALIVE = 2
 PROBED_MOST = 16
 PAYLOAD_PATIENCE_SECONDS = 1.0
 
 
-class GossipNode:
+class GossipNode(Life):
     """One process's part in a gossip run. All coroutines run on the loop that calls :meth:`enter`."""
 
     def __init__(self, host: Host, settings: FactoredGossip, *, min_nodes: int = 1) -> None:
-        self._host = host
+        super().__init__(host, Board(host))
         self._settings = settings
         self._min_nodes = min_nodes
-        self.board = Board(host)
         self._presence = Presence(host, self.board, self._local_step)
         self._here: Surroundings | None = None
         self._learner: GossipLearner | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._rounds: list[tuple[GossipRound, asyncio.Task[None]]] = []
         self._opening: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
@@ -72,9 +71,6 @@ class GossipNode:
         self._begun_at: float | None = None
         self._pace = Pace()
         self._first_round = 0
-        self._on_failure: Callable[[BaseException], None] = lambda failure: None
-        self.serving = False
-        self.failure: BaseException | None = None
 
     # -- entering ------------------------------------------------------------------------------------------
 
@@ -130,7 +126,7 @@ class GossipNode:
         self.board.clock = lambda: learner.state.global_step
         self._spawn(self._presence.keep_beating())
         self._spawn(self._presence.keep_listing())
-        others = tuple(node for node in self._presence.present() if node != self._host.node)
+        others = tuple(node for node in self.board.here() if node != self._host.node)
         state = learner.state
         self._host.emit(RunJoined(self.run_id, self._host.node, state.global_step, state.round, others))
 
@@ -245,11 +241,6 @@ class GossipNode:
         return self._here.run.layouts if self._here is not None else ()
 
     @property
-    def live_learners(self) -> int:
-        """Learners alive, this node included."""
-        return max(len(self.board.live_learners()), 1)
-
-    @property
     def rounds_seen(self) -> int:
         """Rounds of the run that are over."""
         return self._learner.state.round if self._learner is not None else 0
@@ -263,14 +254,6 @@ class GossipNode:
         return sum(mean.tokens for mean in newest if mean is not None) // max(len(newest), 1)
 
     # -- leaving -------------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Say that the trainer evaluates or is held: nobody waits for this node."""
-        self._spawn(self._presence.beat("e"))
-
-    def resume(self) -> None:
-        """Say that the trainer trains again."""
-        self._spawn(self._presence.beat("t"))
 
     def prepare_to_leave(self) -> None:
         """Say that the node leaves; it sees to it that the mean of its last round is made."""
@@ -288,21 +271,10 @@ class GossipNode:
         await self._presence.beat("x")
         self._host.emit(SessionEnded(self._host.node, self.rounds_seen, ""))
 
-    async def abort(self, reason: str) -> None:
-        """Stop at once, publish nothing more, and release the lease if the store answers quickly."""
-        await self.stop()
-        with contextlib.suppress(Exception):  # a lease that cannot be released runs out by itself
-            await self._host.clock.within(LEAVING_SECONDS, self._presence.beat("x"))
-        self._host.emit(SessionEnded(self._host.node, self.rounds_seen, reason))
+    # -- parts ---------------------------------------------------------------------------------------------
 
-    async def stop(self) -> None:
-        """End every task and write nothing more."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    # -- tasks ---------------------------------------------------------------------------------------------
+    async def _beat(self, state: LeaseState | None = None) -> None:
+        await self._presence.beat(state)
 
     def _surroundings(self) -> Surroundings:
         assert self._here is not None, "join comes first"
@@ -310,22 +282,6 @@ class GossipNode:
 
     def _local_step(self) -> int:
         return self._learner.state.local_step if self._learner is not None else 0
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.append(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task in self._tasks:
-            self._tasks.remove(task)
-        if task.cancelled():
-            return
-        failure = task.exception()
-        if failure is not None and self.failure is None:
-            self.failure = failure
-            self._on_failure(failure)
 
 
 async def newest_means(here: Surroundings, listed: Listed) -> list[Flat]:

@@ -11,9 +11,8 @@ from gradientmail_core.engine.run import Board, Host
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import RunWaited
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
-from gradientmail_core.protocol.leases import LEARNING, is_alive, lease_body
+from gradientmail_core.protocol.leases import lease_body
 
-LEASES_KEPT_TIMEOUTS = 10
 WAITING_POLL_SECONDS = 1.0
 WAITING_REPORT_SECONDS = 10.0
 WAITING_REPORT_GROWTH = 2.0
@@ -69,21 +68,12 @@ class Presence:
                     f"Another process runs as node {key.node!r} in this run.", "Give each process a name of its own."
                 )
 
-    def present(self) -> list[str]:
-        """Nodes that train or wait."""
-        now = self._host.clock.now()
-        return [
-            node
-            for node, presence in sorted(self._board.roster.nodes.items())
-            if presence.lease.state in LEARNING and is_alive(presence, now, self._host.timeouts)
-        ]
-
     async def wait_for(self, nodes: int) -> None:
         """Until so many nodes train or wait; says whom it sees, at growing intervals."""
         clock, pause = self._host.clock, WAITING_REPORT_SECONDS
         report_at = clock.now()
         beat_at = clock.now() + self._host.timeouts.period
-        while len(here := self.present()) < nodes:
+        while len(here := self._board.here()) < nodes:
             await self.look()
             if clock.now() >= report_at:
                 self._host.emit(
@@ -97,12 +87,5 @@ class Presence:
 
     async def bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent."""
-        now = self._host.clock.now()
-        old = LEASES_KEPT_TIMEOUTS * self._host.timeouts.lease
-        for key in self._board.leases:
-            presence = self._board.roster.nodes.get(key.node)
-            if presence is None or key.node == self._host.node:
-                continue
-            left = presence.lease.state == "x" and now - presence.seen > self._host.timeouts.lease
-            if left or now - presence.seen > old:
-                await self._host.mailbox.delete(key.path)
+        for key in self._board.dead_leases():
+            await self._host.mailbox.delete(key.path)

@@ -8,7 +8,7 @@ is retried blindly and nothing more is published.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo, diloco_from
@@ -17,6 +17,7 @@ from gradientmail_core.clock import TimeOver
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
 from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
+from gradientmail_core.engine.life import Life
 from gradientmail_core.engine.office import Office
 from gradientmail_core.engine.polling import own_upload_after
 from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
@@ -34,7 +35,7 @@ from gradientmail_core.events import (
     SyncerElected,
 )
 from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
-from gradientmail_core.protocol.leases import LEARNING, is_alive, lease_body
+from gradientmail_core.protocol.leases import lease_body
 from gradientmail_core.protocol.records import StoreClass
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.model import Flat
@@ -44,16 +45,11 @@ WAITING_POLL_SECONDS = 1.0
 WAITING_REPORT_SECONDS = 10.0
 WAITING_REPORT_GROWTH = 2.0
 SETTLING_POLL_SECONDS = 0.05
-LEAVING_SECONDS = 2.0
-LEASES_KEPT_TIMEOUTS = 10
 BEATS_LEFT_MOST = 3
 
 
-class Node:
-    """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`.
-
-    ``serving`` says that it was elected syncer and that its trainer is to hold.
-    """
+class Node(Life):
+    """One process's part in a run. All coroutines run on the loop that calls :meth:`enter`."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class Node:
         role: Role = "both",
         syncer: str | None = None,
     ) -> None:
-        self._host = host
+        super().__init__(host, Board(host, closes=role != "learner", trains=role != "syncer"))
         self._role = role
         self._settings = settings
         self._min_nodes = min_nodes
@@ -72,20 +68,15 @@ class Node:
         self._beat_number = 0
         self._namesakes: set[str] = set()
         self._state: LeaseState = "j"
-        self._tasks: list[asyncio.Task[None]] = []
         self._old_beats: list[LeaseKey] = []
         self._uploading = 0
         self._begun = False
         self.fragments: list[Fragment] = []
         self._learner: Learner | None = None
         self._run: Run | None = None
-        self._on_failure: Callable[[BaseException], None] = lambda failure: None
         self._on_service: Callable[[], None] = lambda: None
         self._office: Office | None = None
-        self.serving = False
         self._share_told: int | None = None
-        self.board = Board(host, closes=role != "learner", trains=role != "syncer")
-        self.failure: BaseException | None = None
 
     # -- entering ------------------------------------------------------------------------------------------
 
@@ -161,7 +152,7 @@ class Node:
         while True:
             await self._list()
             now = self._host.clock.now()
-            here = self._present()
+            here = self.board.here()
             if len(here) >= self._min_nodes:
                 return
             if now >= report_at:
@@ -172,14 +163,6 @@ class Node:
                 await self._beat("w")
                 beat_at = now + self._host.timeouts.period
             await self._host.clock.sleep(min(WAITING_POLL_SECONDS, self._host.timeouts.period / 5))
-
-    def _present(self) -> list[str]:
-        now = self._host.clock.now()
-        return [
-            node
-            for node, presence in sorted(self.board.roster.nodes.items())
-            if presence.lease.state in LEARNING and is_alive(presence, now, self._host.timeouts)
-        ]
 
     def start(
         self,
@@ -207,7 +190,7 @@ class Node:
             self._spawn(fragment.run())
         self._spawn(self._keep_beating())
         self._spawn(self._keep_listing())
-        others = [node for node in self._present() if node != self._host.node]
+        others = [node for node in self.board.here() if node != self._host.node]
         rounds = sum(commit.head.version for commit in commits)
         self._host.emit(RunJoined(self._run.id, self._host.node, self._global_step(), rounds, tuple(others)))
         self._reckon()
@@ -257,18 +240,6 @@ class Node:
         seconds = self._host.clock.now() - started
         self._host.emit(SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, size, seconds))
 
-    def accompany(self, work: Coroutine[object, object, None]) -> None:
-        """Run ``work`` beside the node's own tasks and end it with them; its failure is the node's."""
-        self._spawn(work)
-
-    def pause(self) -> None:
-        """Say that the trainer evaluates or is held: nobody waits for this node, and its closing goes on."""
-        self._spawn(self._beat("e"))
-
-    def resume(self) -> None:
-        """Say that the trainer trains again."""
-        self._spawn(self._beat("t"))
-
     async def _spared(self, fragment: Fragment, round: int) -> bool:
         """Whether the closer's own snapshot need not be uploaded, because its round closed soon enough.
 
@@ -295,11 +266,6 @@ class Node:
     def layouts(self) -> tuple[FragmentLayout, ...]:
         """The run's fragments; empty before :meth:`join`."""
         return self._run.layouts if self._run is not None else ()
-
-    @property
-    def live_learners(self) -> int:
-        """Learners alive, this node included."""
-        return max(len(self.board.live_learners()), 1)
 
     @property
     def batch_share(self) -> int | None:
@@ -368,25 +334,11 @@ class Node:
                 pass
             await fragment.hint()
 
-    async def abort(self, reason: str) -> None:
-        """Stop at once, publish nothing more, and release the lease if the store answers quickly."""
-        await self.stop()
-        with contextlib.suppress(Exception):  # a lease that cannot be released runs out by itself
-            await asyncio.wait_for(self._beat("x"), LEAVING_SECONDS)
-        self._host.emit(SessionEnded(self._host.node, self.rounds_seen, reason))
-
     async def _leaving_beat(self) -> None:
         """Say that the node leaves once its snapshots are uploaded: nobody waits for those of one that leaves."""
         while self._uploading:
             await self._host.clock.sleep(SETTLING_POLL_SECONDS)
         await self._beat("d")
-
-    async def stop(self) -> None:
-        """End every task and write nothing more."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- beats and listings --------------------------------------------------------------------------------
 
@@ -484,32 +436,8 @@ class Node:
         run = self._run
         if run is None or self.board.candidates(run, 0)[:1] != (self._host.node,):
             return
-        now = self._host.clock.now()
-        old = LEASES_KEPT_TIMEOUTS * self._host.timeouts.lease
-        for key in self.board.leases:
-            presence = self.board.roster.nodes.get(key.node)
-            if presence is None or key.node == self._host.node:
-                continue
-            left = presence.lease.state == "x" and now - presence.seen > self._host.timeouts.lease
-            if left or now - presence.seen > old:
-                await self._host.mailbox.delete(key.path)
-
-    # -- tasks ---------------------------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.append(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task in self._tasks:
-            self._tasks.remove(task)
-        if task.cancelled():
-            return
-        failure = task.exception()
-        if failure is not None and self.failure is None:
-            self.failure = failure
-            self._on_failure(failure)
+        for key in self.board.dead_leases():
+            await self._host.mailbox.delete(key.path)
 
 
 def _unread(message: Message) -> None:

@@ -19,6 +19,7 @@ from gradientmail_core.events import Callback, NodeAppeared, NodeGone, ObjectIgn
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey
 from gradientmail_core.protocol.leases import (
+    LEARNING,
     Roster,
     Timeouts,
     evident,
@@ -34,6 +35,7 @@ from gradientmail_core.protocol.records import Manifest
 from gradientmail_core.tensors.schema import FragmentLayout
 
 STRAYS_REMEMBERED = 10_000
+LEASES_KEPT_TIMEOUTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,27 @@ class Board:
     def candidates(self, run: Run, fragment: int) -> tuple[str, ...]:
         """Live closers in their order of claim on a fragment, or on all of them at once where one node closes all."""
         return rendezvous(run.id, 0 if run.one_closer else fragment, self.live_closers())
+
+    def here(self) -> list[str]:
+        """Nodes that train or wait, in name order."""
+        now, timeouts = self.host.clock.now(), self.host.timeouts
+        return [
+            node
+            for node, presence in self.roster.nodes.items()
+            if presence.lease.state in LEARNING and is_alive(presence, now, timeouts)
+        ]
+
+    def dead_leases(self) -> list[LeaseKey]:
+        """Listed leases of others that left, or have been silent for ten lease time-outs: they may go."""
+        now, lease = self.host.clock.now(), self.host.timeouts.lease
+        dead = []
+        for key in self.leases:
+            presence = self.roster.nodes.get(key.node)
+            if presence is not None and key.node != self.host.node:
+                silent = now - presence.seen
+                if silent > LEASES_KEPT_TIMEOUTS * lease or (presence.lease.state == "x" and silent > lease):
+                    dead.append(key)
+        return dead
 
     def leavers(self) -> set[str]:
         """Nodes that are leaving, or have left; this one as soon as it knows."""

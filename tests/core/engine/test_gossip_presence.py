@@ -57,7 +57,7 @@ def test_it_waits_for_so_many_nodes_and_says_so():
         assert not waiting.done()
         await other_beats(place, "b", state="w")
         await waiting
-        return place.events(RunWaited), presence.present()
+        return place.events(RunWaited), presence._board.here()
 
     waited, present = virtually(main)
     assert "1 more node" in str(waited[0]) and present == ["a", "b"]

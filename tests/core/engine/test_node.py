@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from gradientmail_core.engine.learner import Commit, Learner
-from gradientmail_core.engine.node import LEASES_KEPT_TIMEOUTS, LEAVING_SECONDS, Node
+from gradientmail_core.engine.life import LEAVING_SECONDS
+from gradientmail_core.engine.node import Node
+from gradientmail_core.engine.run import LEASES_KEPT_TIMEOUTS
 from gradientmail_core.errors import MailboxDenied, RunMismatch, SchemaMismatch
 from gradientmail_core.events import (
     BatchShareChanged,
