@@ -188,8 +188,7 @@ def resumed(folder, at, workers=0, own=True, **options):
     return whole, made, again
 
 
-@pytest.mark.parametrize("at", [3, 8, 11])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("at", "workers"), [(3, 0), (8, 0), (11, 0), (11, 2)])
 def test_a_resumed_node_reads_on_where_it_stood(tmp_path, at, workers):
     whole, first, again = resumed(tmp_path, at, workers)
     assert first.read + again.read == whole.read
