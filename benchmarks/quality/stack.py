@@ -1,9 +1,9 @@
-"""Many nodes as one computation: the plain loop of :mod:`benchmarks.quality.trial`, several times as fast.
+"""Many nodes as one computation: the plain loop of :mod:`benchmarks.quality.trial`, at about half its time.
 
-The demo's model is so small that one node's step is mostly the cost of calling operations. Here every node's
-parameters are one row of one tensor and each operation works on all rows. Rows share nothing: the loss is the
-sum of the nodes' losses, gradients are clipped row by row, AdamW is elementwise. The nodes' modules are views of
-their rows, so merging, writing back and evaluating are the plain loop's own code, and a test holds the two
+The demo's model is so small that calling operations costs one node about as much as what they compute. Here every
+node's parameters are one row of one tensor and each operation works on all rows. Rows share nothing: the loss is
+the sum of the nodes' losses, gradients are clipped row by row, AdamW is elementwise. The nodes' modules are views
+of their rows, so merging, writing back and evaluating are the plain loop's own code, and a test holds the two
 equal to fp32 rounding.
 """
 
