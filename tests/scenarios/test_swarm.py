@@ -1,14 +1,26 @@
 """Random runs with every fault, a slice of the long search; and the schedules that once found a defect."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from gradientmail_core.algorithms.alignment import Adaptive
+from gradientmail_core.algorithms.alignment import Adaptive, Carry
 from gradientmail_core.algorithms.diloco import DiLoCo
-from gradientmail_core.algorithms.merge import TrimmedMean
+from gradientmail_core.algorithms.merge import Median, TrimmedMean
 from gradientmail_core.algorithms.outer import SGD
-from gradientmail_core.sim.scenario import Fault, Freeze, Hang, Junk, Kill, Outage, Partition, Scenario, scenario
+from gradientmail_core.sim.scenario import (
+    Fault,
+    Freeze,
+    Hang,
+    Junk,
+    Kill,
+    Outage,
+    Partition,
+    Scenario,
+    Slow,
+    scenario,
+)
 from gradientmail_core.sim.store import Weather
 from gradientmail_core.sim.swarm import play
 
@@ -169,6 +181,35 @@ FOUND: Mapping[str, Scenario] = {
         speeds=(0.2,),
         seed=273,
         lingers=False,
+    ),
+    "payloads kept back for a joiner stayed once another node closed their fragment": replace(
+        schedule(
+            DiLoCo(
+                sync_every=4,
+                fragments=3,
+                in_flight=3,
+                follow=False,
+                quorum_size=1,
+                grace_seconds=0.0,
+                merge=Median(),
+                alignment=Carry(),
+                stale="rebase",
+                delta_codec="BF16",
+                error_feedback=1.0,
+                commit_codec="INT4",
+                full_every=2,
+                momentum_dtype="BF16",
+                compression="zstd",
+            ),
+            Weather(latency=0.2, bandwidth=10000.0, listing_lags=0.3),
+            (Slow(15.967495104726103, 2, 8.0, 5.0), Hang(19.987813764854483, 0, 4.0)),
+            speeds=(0.2, 0.2, 0.2),
+            joins=(0.0, 13.190332357202248, 6.779626577344303),
+            drifts=(0.986085760474959, 1.0120594284365374, 0.9911481926030428),
+            seed=808,
+            lingers=False,
+        ),
+        lines=(1.0, 1.0, 3.0),
     ),
 }
 

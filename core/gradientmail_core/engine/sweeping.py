@@ -54,6 +54,10 @@ class Sweeper:
         self._collect(fragment)
         await self._remove()
 
+    async def release(self) -> None:
+        """Remove what was kept back, if no node joins any more."""
+        await self._remove()
+
     def _collect(self, fragment: int) -> None:
         for round in self._board.closed_rounds(fragment):
             self._waiting.update(DeltaKey(round, node).path for node in self._board.deltas.get(round, ()))

@@ -121,11 +121,15 @@ class ChainView:
             await self._sweeper.hint(self.head, force=True)
 
     async def tidy(self) -> None:
-        """Remove what is left of closed rounds, if this node closes the fragment; else only forget it."""
+        """Remove what is left of closed rounds, if this node closes the fragment; else forget it.
+
+        What it kept back for a joiner while it closed goes in either case: the next closer does not know of it.
+        """
         if self.closing:
             await self._sweeper.tidy(self.head.fragment)
         else:
             self._board.forget_closed(self.head.fragment)
+            await self._sweeper.release()
 
     def _announce(self) -> None:
         self._board.closers[self.head.fragment] = self.head.closer
