@@ -170,7 +170,7 @@ def blended(estimates: Estimates, gathering: Gathering, *, grace: float, sync: f
 
     if not gathering.accepted or gathering.first_at is None:
         return estimates
-    quorum = (gathering.quorum_at or gathering.first_at) - gathering.first_at
+    quorum = max((gathering.quorum_at or gathering.first_at) - gathering.first_at, 0.0)  # readers take no less
     return Estimates(
         step=blend(estimates.step, step_seconds(gathering, estimates)),
         quorum=blend(estimates.quorum, quorum),

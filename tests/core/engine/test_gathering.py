@@ -268,6 +268,11 @@ def test_a_round_without_quorum_took_no_time_to_it() -> None:
     assert blended(Estimates(), gathered(snapshot("a")), grace=0.0, sync=1.0).quorum == 0.0
 
 
+def test_a_quorum_noted_a_moment_before_its_snapshot_took_no_time_either() -> None:
+    gathering = replace(gathered(snapshot("a"), now=10.0), quorum_at=9.998)
+    assert blended(Estimates(), gathering, grace=0.0, sync=1.0).quorum == 0.0
+
+
 def test_a_void_round_leaves_the_estimates_alone() -> None:
     void = Gathering(refused=(refusal(),), heard=frozenset("z"), first_at=10.0)
     old = Estimates(1.0, 2.0, 3.0, 4.0, 5.0)
