@@ -36,11 +36,12 @@ class Dealing:
         self._names: list[str] = []
         self._complete = False
         self._passes: dict[str, SharedPasses] = {}
+        self._newest = 0
         self._saved: Mapping[str, object] = {}
 
     def begin(self) -> None:
         """A fit begins: nothing of an earlier one goes on."""
-        self._names, self._passes = [], {}
+        self._names, self._passes, self._newest = [], {}, 0
 
     def taken(self, loader: DataLoader[object]) -> DataLoader[object]:
         """A copy of ``loader``, the loader of a shared dataset, that reads what this node is dealt.
@@ -64,6 +65,14 @@ class Dealing:
         draw = partial(self._draw, data, is_shuffled(loader), loader.drop_last)
         return dealt(loader, draw, partial(self._begin_pass, data), self._strategy.share)
 
+    def follow(self, trainer: "Trainer") -> None:
+        """Training begins: let the trainer's epoch be the pass that it reads.
+
+        Not before, because only then has a trainer that was restored from the end of an epoch counted that one.
+        """
+        if _whole(trainer) and self._strategy.follows_run:
+            follow_epochs(trainer, self._newest)
+
     def confirm(self) -> None:
         """A batch was trained on."""
         self._complete = True
@@ -85,9 +94,8 @@ class Dealing:
             return False
         processes = self._strategy.processes
         assert processes is not None
-        number = processes.run(partial(self._began, data, trainer.current_epoch if _whole(trainer) else 0))
-        if _whole(trainer) and self._strategy.follows_run:
-            follow_epochs(trainer, number)
+        epoch = trainer.current_epoch if _whole(trainer) else 0
+        self._newest = max(self._newest, processes.run(partial(self._began, data, epoch)))
         return True
 
     def _began(self, data: SharedQueueDataset[object], epoch: int) -> int:

@@ -146,7 +146,7 @@ class GradientMailMixin(_Stock):
         super().connect(model)
         self._shares.begin()
         self._dealing.begin()
-        self._may_join = True
+        self._may_join = False
         callbacks = model.trainer.callbacks  # type: ignore[attr-defined]  # typed as if it had none
         if not any(isinstance(callback, SessionHooks) for callback in callbacks):
             callbacks.insert(0, self._hooks_class(self))
@@ -197,6 +197,11 @@ class GradientMailMixin(_Stock):
         fixed = trainer.fast_dev_run or trainer.overfit_batches  # type: ignore[attr-defined]  # set later
         return joins and not fixed
 
+    def barrier(self, name: str | None = None) -> None:
+        """The stock barrier. Once a stage begins no tuner is at work, and data may have the run joined."""
+        super().barrier(name)  # type: ignore[safe-super]  # each stock strategy has one
+        self._may_join = self._may_join or name == "run-stage"
+
     def teardown(self) -> None:
         """Let the session go whatever happened before; then the stock teardown."""
         self.abort_run("the strategy was torn down")
@@ -215,6 +220,7 @@ class GradientMailMixin(_Stock):
         if not self._early:
             self.enter_run(trainer)
         self._early = False
+        self._dealing.follow(trainer)
 
     def enter_early(self, trainer: "Trainer") -> bool:
         """Join for the sake of what is read before training begins; whether there is a run to read from."""

@@ -203,6 +203,48 @@ def test_a_checkpoint_goes_on_within_the_blocks_it_held(pl, tmp_path):
     assert numbers(first) + numbers(rest) == list(range(ROWS))
 
 
+def test_a_checkpoint_of_the_last_validation_goes_on_with_the_next_pass(pl, tmp_path):
+    checkpoint = pl.pl.callbacks.ModelCheckpoint(tmp_path / "saved", save_last=True)
+    options = {"val_dataloaders": batches(1), "num_sanity_val_steps": 0}
+    pl.fit(
+        pl.Module(),
+        strategy(pl, tmp_path),
+        loader(),
+        max_epochs=2,
+        callbacks=[checkpoint],
+        enable_checkpointing=True,
+        **options,
+    )
+    module, seen = watching(pl)
+    last = tmp_path / "saved" / "last.ckpt"
+    trainer = pl.fit(
+        module, strategy(pl, tmp_path), loader(), max_epochs=3, ckpt_path=last, weights_only=True, **options
+    )
+    assert (sorted(numbers(seen)), trainer.current_epoch) == (list(range(ROWS)), 3)
+
+
+@pytest.mark.parametrize("search", ["lr", "batch_size"])
+def test_tuners_read_the_dataset_itself(lightning, tmp_path, search):
+    module, seen = watching(
+        lightning,
+        train_dataloader=lambda self: loader(batch_size=self.batch_size),
+        val_dataloader=lambda self: batches(1),
+    )
+    module.lr, module.batch_size = 0.01, 4
+    options = {**QUIET, "default_root_dir": tmp_path, "max_epochs": 1}
+    options.pop("enable_checkpointing")
+    trainer = lightning.pl.Trainer(strategy=strategy(lightning, tmp_path), **options)
+    tuner = lightning.pl.tuner.Tuner(trainer)
+    if search == "lr":
+        tuner.lr_find(module, num_training=4, update_attr=False)
+    else:
+        tuner.scale_batch_size(module, max_trials=1, steps_per_trial=1, init_val=6)
+    assert not (tmp_path / "run").exists()
+    seen.clear()
+    trainer.fit(module)
+    assert sorted(numbers(seen)) == list(range(ROWS))
+
+
 @pytest.mark.parametrize("options", [{"fast_dev_run": 2}, {"overfit_batches": 2}, {"max_steps": 0}], ids=str)
 def test_where_nothing_is_dealt_it_is_the_dataset_itself(lightning, tmp_path, options):
     module, seen = watching(lightning)
@@ -216,7 +258,7 @@ def test_without_a_run_it_is_the_dataset_itself(lightning):
     module, seen = watching(lightning)
     lightning.fit(module, "auto", DataLoader(data, batch_size=4, num_workers=2))
     assert numbers(seen) == list(range(ROWS))
-    assert (len(data), data.block, int(data[3][0][3])) == (ROWS, 1, 3)
+    assert (len(data), data.block, int(data[3][0][3])) == (ROWS, 8, 3)
 
 
 SAMPLERS = {

@@ -26,8 +26,8 @@ T_co = TypeVar("T_co", covariant=True)
 Draw: TypeAlias = Callable[[int], list[int]]
 """The next so many samples of one process, or fewer at the end of a pass; none from there on."""
 
-BLOCKS = 100
-"""Blocks of a pass where their size is left open: few enough to list, enough to divide."""
+BLOCKS, SMALLEST = 100, 8
+"""Blocks of a pass where their size is left open, few enough to list, enough to divide; and how small they may be."""
 
 
 class Numbered(Protocol[T_co]):
@@ -61,7 +61,7 @@ class SharedQueueDataset(Dataset[T]):
             )
         self.dataset = numbered
         self.name = name
-        self.block = block or -(-len(numbered) // BLOCKS)
+        self.block = block or max(SMALLEST, -(-len(numbered) // BLOCKS))
         self._orders: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = {}
 
     def __len__(self) -> int:
@@ -110,8 +110,8 @@ def is_shuffled(loader: DataLoader[T]) -> bool:
 def dealt(loader: DataLoader[T], draw: Draw, begin: Callable[[], bool], share: Share | None) -> DataLoader[T]:
     """A copy of ``loader`` that reads what ``draw`` deals, in batches of ``share`` or else of its own size.
 
-    ``begin`` is asked where an iteration begins, before anything is drawn, whether there is a run to draw from; where
-    there is none, the iteration is ``loader``'s own.
+    ``begin`` is asked where an iteration begins, before anything is drawn, whether there is a run to draw from; while
+    there is none, the batches are ``loader``'s own, and it is asked again before each.
     """
     return with_batches(loader, _Dealt(cast(BatchSampler, loader.batch_sampler), draw, begin, share))
 
@@ -137,9 +137,12 @@ class _Dealt:
         raise TypeError("How many batches of a shared queue this node will read is not known.")
 
     def __iter__(self) -> Iterator[list[int]]:
-        if not self._begin():
-            yield from self._own
-            return
+        own = iter(self._own)
+        while not self._begin():
+            batch = next(own, None)
+            if batch is None:
+                return
+            yield batch
         while batch := self._draw(self.batch_size):
             yield batch
 

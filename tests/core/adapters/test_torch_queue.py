@@ -20,7 +20,7 @@ def data(**options) -> SharedQueueDataset:
 
 def test_without_a_run_it_is_the_dataset_itself():
     shared = data()
-    assert (len(shared), shared[3], shared.block) == (ROWS, (torch.tensor(3),), 1)
+    assert (len(shared), shared[3], shared.block) == (ROWS, (torch.tensor(3),), 8)
     assert [int(row) for batch in DataLoader(shared, batch_size=4) for row in batch[0]] == list(range(ROWS))
     assert SharedQueueDataset(range(1234)).block == 13
 
@@ -113,6 +113,13 @@ def test_sizes_follow_the_share_and_without_a_run_it_reads_by_itself(joined, siz
 
     loader = dealt(DataLoader(data(), batch_size=4), draw, lambda: joined, lambda: 3)
     assert [len(batch[0]) for batch in loader] == sizes
+
+
+def test_a_run_that_is_joined_later_is_drawn_from_then():
+    """As after a search for a batch size, which has the loader begun before training is certain."""
+    answers, hand = iter([False, True]), [[], [9]]
+    loader = dealt(DataLoader(data(), batch_size=4), lambda count: hand.pop(), lambda: next(answers), None)
+    assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [9]]
 
 
 def test_portions_are_even_and_never_empty():
