@@ -19,7 +19,7 @@ from gradientmail_core.protocol.keys import checked_node
 logger = logging.getLogger("gradientmail")
 
 FILE: Final = "gradientmail.json"
-_BYTES_MOST: Final = 1 << 20
+_BYTES_MOST: Final = 1 << 36  # residuals of error feedback are as large as the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from gradientmail_core.algorithms.merge import Median, Rda, TrimmedMean, Weighte
 from gradientmail_core.algorithms.mixing import All, Nothing, Pair, Peers
 from gradientmail_core.algorithms.outer import SGD, Adam, HeavyBall, Nesterov
 from gradientmail_core.algorithms.partition import ByBytes, Strided
+from gradientmail_core.engine.ledger import Ledger
 from gradientmail_core.errors import (
     ConfigurationError,
     GradientMailError,
@@ -47,6 +48,7 @@ __all__ = [
     "FactoredGossip",
     "GradientMailError",
     "HeavyBall",
+    "Ledger",
     "Mailbox",
     "MailboxDenied",
     "MailboxError",

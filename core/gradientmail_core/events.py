@@ -219,6 +219,24 @@ class FragmentAligned:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensBooked:
+    """What became of the tokens this node had trained for a fragment, when a commit was written into the model.
+
+    ``merged`` are in ``round``, ``carried`` stay with the node for the next one, ``dropped`` are lost, by cause.
+    """
+
+    fragment: int
+    round: int
+    merged: int
+    carried: int
+    dropped: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        lost = "".join(f", {tokens:,} dropped ({cause})" for cause, tokens in self.dropped)
+        return f"round {self.round}: {self.merged:,} tokens merged, {self.carried:,} carried{lost}"
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectIgnored:
     """Something in the mailbox is not what its key says; reported once for each key."""
 
@@ -239,6 +257,18 @@ class PayloadSkipped:
 
     def __str__(self) -> str:
         return f"the parameters of round {self.round} are lost ({self.reason}): going on from the version before"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRestored:
+    """This node wrote a committed payload again that another could not read."""
+
+    fragment: int
+    round: int
+    key: str
+
+    def __str__(self) -> str:
+        return f"wrote a payload of round {self.round} again, which the store had lost: {self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +361,10 @@ Event: TypeAlias = (
     | BatchShareChanged
     | HandedOff
     | FragmentAligned
+    | TokensBooked
     | ObjectIgnored
     | PayloadSkipped
+    | PayloadRestored
     | StoreStalled
     | SessionEnded
     | RoundMixed
@@ -347,7 +379,15 @@ def log_event(event: Event) -> None:
     match event:
         case SnapshotRefused(reason=reason) if reason not in POISON_REASONS:
             logger.info("%s", event)
-        case Rejoined() | SnapshotRefused() | RoundTakenOver() | ObjectIgnored() | PayloadSkipped() | StoreStalled():
+        case (
+            Rejoined()
+            | SnapshotRefused()
+            | RoundTakenOver()
+            | ObjectIgnored()
+            | PayloadSkipped()
+            | PayloadRestored()
+            | StoreStalled()
+        ):
             logger.warning("%s", event)
         case SyncerElected() | BatchShareChanged():
             logger.info("%s", event)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from typing import Literal, Self, TypeAlias, get_args
 
-from gradientmail_core.algorithms.alignment import Alignment, Blend, Eager, Overwrite
+from gradientmail_core.algorithms.alignment import Alignment, Blend, Carry, Eager, Overwrite
 from gradientmail_core.algorithms.merge import Merge, Rda, WeightedMean, merge_from, merge_settings
 from gradientmail_core.algorithms.outer import SGD, Nesterov, Outer, outer_from, outer_settings
 from gradientmail_core.algorithms.partition import ByBytes, Partition, Strided, partition_from, partition_settings
@@ -72,14 +72,16 @@ class DiLoCo:
     * ``flush_on_close``: a node that leaves publishes what it trained since each fragment's last round, and waits for
       the rounds that take it in. A round in which only leaving nodes take part moves the parameters by the outer rate
       times their mean delta, without momentum.
-    * ``alignment``: what becomes of the steps that a node trained since its snapshot when a commit arrives.
+    * ``alignment``: what becomes of the steps that a node trained since its snapshot when a commit arrives: they stay
+      on top of it (``Carry()``), or are dropped (``Overwrite()``), or one of the others.
     * ``stale``: whether a node whose snapshot was not merged drops that work ("reject") or keeps it on top of the
       commit for the next round ("rebase", three rounds in a row at most).
     * ``delta_codec``: wire format of the deltas, such as ``"BF16"``, ``"INT4"`` or ``"TOPK(64/4096,INT2)"``.
     * ``error_feedback``: keep what the codec left out of a delta and add it, times this decay, to the next one; None
       for none, True for 1.
     * ``commit_codec``: also publish each commit's change in this format, so that a node with the version before
-      downloads that and not the parameters. The parameters are then the old ones plus the decoded change.
+      downloads that and not the parameters. The parameters are then the old ones plus the decoded change. Fragments
+      that hold merged buffers (``buffers="mean"``) are committed whole all the same, so that these stay exact.
     * ``full_every``: with ``commit_codec``, publish the parameters themselves with every n-th version only.
     * ``master_dtype``, ``momentum_dtype``: formats in which the committed parameters and the outer optimizer's state
       are stored; the next round goes on from what was stored.
@@ -110,8 +112,8 @@ class DiLoCo:
     outer: Outer = field(default_factory=Nesterov)
     merge: Merge = field(default_factory=Rda)
     partition: Partition = field(default_factory=ByBytes)
-    alignment: Alignment = field(default_factory=Overwrite)
-    stale: Stale = "reject"
+    alignment: Alignment = field(default_factory=Carry)
+    stale: Stale = "rebase"
     delta_codec: str = "BF16"
     error_feedback: float | bool | None = None
     commit_codec: str | None = None
@@ -143,7 +145,7 @@ class DiLoCo:
         self._take("delta_codec", delta_dtype, "BF16", "delta_dtype")
         self._take("commit_codec", commit_dtype, None, "commit_dtype")
         if mixing is not None:
-            self._take("alignment", Blend(mixing) if mixing else Overwrite(), Overwrite(), "mixing")
+            self._take("alignment", Blend(mixing) if mixing else Overwrite(), Carry(), "mixing")
         for name, value in (("lr", outer_lr), ("momentum", outer_momentum)):
             if value is not None:
                 self._set("outer", _with(self.outer, name, value))
@@ -252,6 +254,7 @@ class DiLoCo:
         return cls._preset(
             settings, sync_every=500, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=EVERYONE,
             grace_seconds=0.0, merge=WeightedMean(), outer=Nesterov(lr=0.7, momentum=0.9), delta_codec="BF16",
+            alignment=Overwrite(), stale="reject",
         )  # fmt: skip
 
     @classmethod
@@ -264,18 +267,18 @@ class DiLoCo:
         return cls._preset(
             settings, sync_every=100, fragments=8, in_flight=2, overlap_steps=5, follow=False, quorum_size=EVERYONE,
             grace_seconds=0.0, alignment=Blend(0.5), merge=WeightedMean(), outer=Nesterov(lr=0.4, momentum=0.9),
-            partition=Strided(), delta_codec="F4_E3M0",
+            partition=Strided(), delta_codec="F4_E3M0", stale="reject",
         )  # fmt: skip
 
     @classmethod
     def decoupled(cls, **settings: object) -> Self:
-        """Decoupled DiLoCo (arXiv 2604.21428), which is also what ``DiLoCo()`` is.
+        """Decoupled DiLoCo (arXiv 2604.21428); ``DiLoCo()`` is the same, but carries steps over a commit.
 
         Two snapshots in flight, a quorum of one with adaptive grace, radial-directional averaging with the plain
         mean for embeddings, fragments balanced by bytes, overwrite. The paper has 24 fragments in 24 steps and does
         not print its outer rate; here it is four in 100, and the 0.7 and 0.9 of DiLoCo.
         """
-        return cls._preset(settings)
+        return cls._preset(settings, alignment=Overwrite(), stale="reject")
 
     @classmethod
     def eager(cls, **settings: object) -> Self:
@@ -287,7 +290,7 @@ class DiLoCo:
         return cls._preset(
             settings, sync_every=30, fragments=1, in_flight=1, overlap_steps=30, follow=False, quorum_size=EVERYONE,
             grace_seconds=0.0, alignment=Eager(), merge=WeightedMean(), outer=Nesterov(lr=0.4, momentum=0.9),
-            delta_codec="F4_E3M0",
+            delta_codec="F4_E3M0", stale="reject",
         )  # fmt: skip
 
     @classmethod
@@ -300,7 +303,7 @@ class DiLoCo:
         return cls._preset(
             settings, sync_every=30, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=EVERYONE,
             grace_seconds=0.0, merge=WeightedMean(clip=1.0), outer=SGD(lr=1.0), delta_codec="TOPK(64/4096,INT2)",
-            error_feedback=0.95,
+            error_feedback=0.95, alignment=Overwrite(), stale="reject",
         )  # fmt: skip
 
     @classmethod
@@ -312,7 +315,8 @@ class DiLoCo:
         """
         return cls._preset(
             settings, sync_every=100, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=EVERYONE,
-            grace_seconds=0.0, merge=WeightedMean(), outer=SGD(lr=1.0), delta_codec="F32",
+            grace_seconds=0.0, merge=WeightedMean(), outer=SGD(lr=1.0), delta_codec="F32", alignment=Overwrite(),
+            stale="reject",
         )  # fmt: skip
 
     @classmethod
@@ -323,7 +327,7 @@ class DiLoCo:
         """
         return cls._preset(
             settings, sync_every=32, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=1,
-            outer=Nesterov(lr=0.7, momentum=0.9), delta_codec="F32",
+            outer=Nesterov(lr=0.7, momentum=0.9), delta_codec="F32", alignment=Overwrite(), stale="reject",
         )  # fmt: skip
 
     @classmethod

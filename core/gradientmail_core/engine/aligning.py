@@ -35,6 +35,7 @@ from gradientmail_core.tensors.model import Flat, Model
 from gradientmail_core.tensors.schema import FragmentLayout
 
 REBASES_MOST = 3
+START = Mode()
 FINE = np.float32(1.0 + 2.0**-20)
 
 
@@ -67,6 +68,17 @@ class Outcome:
     participants: int
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an alignment goes by besides parameters: where :class:`Adaptive` stands, and rebases in a row."""
+
+    mode: Mode = START
+    rebased: int = 0
+
+
+FRESH = Memory()
+
+
 class Aligner:
     """One fragment of a model: ``base`` is the commit last aligned with, ``held`` what the model kept of it.
 
@@ -74,7 +86,14 @@ class Aligner:
     """
 
     def __init__(
-        self, model: Model, layout: FragmentLayout, theta: Flat, policy: Policy, *, keep: bool = False
+        self,
+        model: Model,
+        layout: FragmentLayout,
+        theta: Flat,
+        policy: Policy,
+        *,
+        keep: bool = False,
+        memory: Memory = FRESH,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -83,14 +102,19 @@ class Aligner:
         self._anchor: Flat | None = None
         self._delta: Flat | None = None
         self._guessing: tuple[LastRound, Outcome] | None = None
-        self._mode = Mode()
-        self._rebased = 0
+        self._mode = memory.mode
+        self._rebased = memory.rebased
         trained = self._read() if keep else None
         self._rounds = _rounds(model, layout)
         self.base = theta
         self.held = self._written(theta)
         if trained is not None:
             model.write(layout, trained)
+
+    @property
+    def memory(self) -> Memory:
+        """What a checkpoint keeps of it."""
+        return Memory(self._mode, self._rebased)
 
     def taken(self, values: Flat, version: int) -> None:
         """A snapshot was read from the model as it is now; ``version`` is the one it was trained from."""

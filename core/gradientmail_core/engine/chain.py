@@ -15,7 +15,8 @@ class Head:
 
     ``digest`` is that of its record (the manifest's for version 0), ``due`` the step of the fragment's next
     round, ``closer`` who closes that one. ``seen`` is when it was committed as far as this node can tell, and
-    ``interval`` the time to the next commit as expected, both in seconds of this node's clock.
+    ``interval`` the time to the next commit as the record predicts it, both in seconds of this node's clock;
+    ``measured`` is the smoothed time between the last commits.
     """
 
     fragment: int
@@ -31,6 +32,16 @@ class Head:
     record: RoundRecord | None
     seen: float
     interval: float | None = None
+    measured: float | None = None
+
+    @property
+    def asked_after(self) -> float | None:
+        """Seconds after which a follower asks for the next commit: what is predicted, or less if it comes sooner.
+
+        Where nodes differ in speed a prediction is too long, always by as much, and who trusts it falls behind.
+        """
+        known = [seconds for seconds in (self.interval, self.measured) if seconds is not None]
+        return min(known, default=None)
 
     def section(self, name: str) -> Section | None:
         """The payload part called ``name``, if this version has one."""
@@ -64,7 +75,8 @@ def succeeded(head: Head, decided: Decided, fragments: int, now: float) -> Head:
     record = decided.record
     version = record.round // fragments
     passed = (now - head.seen) / max(version - head.version, 1)
-    smoothed = passed if head.interval is None else head.interval + SMOOTHING * (passed - head.interval)
+    smoothed = passed if head.measured is None else head.measured + SMOOTHING * (passed - head.measured)
+    measured = smoothed if head.version > 0 or version == 1 else None
     return Head(
         fragment=head.fragment,
         version=version,
@@ -78,14 +90,15 @@ def succeeded(head: Head, decided: Decided, fragments: int, now: float) -> Head:
         merged_tokens=record.merged_tokens,
         record=record,
         seen=now,
-        interval=predicted_interval(record) or (smoothed if head.version > 0 or version == 1 else None),
+        interval=predicted_interval(record) or measured,
+        measured=measured,
     )
 
 
 def predicted_interval(record: RoundRecord) -> float | None:
     """Seconds from a commit to the next of its chain: the steps that remain to its due step, and the usual closing.
 
-    None while nobody has timed a step. A measured interval would be slow to follow a run that speeds up, and a
+    None while nobody has timed a step. A measured interval alone would be slow to follow a run that speeds up, and a
     follower that asks too late slows the run down to what it expects.
     """
     estimates = record.estimates
@@ -96,4 +109,4 @@ def predicted_interval(record: RoundRecord) -> float | None:
 
 def first_seen(head: Head, now: float) -> Head:
     """The head of a joiner, whose intervals begin now."""
-    return replace(head, seen=now)
+    return replace(head, seen=now, measured=None)

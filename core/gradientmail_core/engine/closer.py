@@ -50,6 +50,7 @@ from gradientmail_core.protocol.exchange import (
     commit_round,
     get_section,
     read_round,
+    written,
 )
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import DeltaKey
@@ -238,9 +239,11 @@ class Closer(ChainView):
             return result
         if result is None:
             gathering = _void(gathering)
-            sections: tuple[Section, ...] = head.sections
+            sections = tuple(section for section in head.sections if section.name != "roll")
         else:
-            sections = await put_sections(self._host, self._run, head, result, self._outer_layout())
+            sections = await put_sections(
+                self._host, self._run, head, result, self._outer_layout(), whole=self._whole_next
+            )
         grace = grace_seconds(self._run.settings, head.estimates, step_seconds(gathering, head.estimates))
         record = round_record(
             self._host,
@@ -252,10 +255,17 @@ class Closer(ChainView):
             cosine=result.cosine if result is not None else None,
             newest_step=max(self._board.newest_step, self._board.clock(), self._trained_to(gathering)),
             closer=self._next_closer(),
+            skipped=self._skipped,
             live=self._board.live_learners(),
         )
-        decided = await commit_round(self._host.mailbox, self._host.clock, record)
-        await self._settled(decided, record, result, started)
+        short = await written(self._host.mailbox, record)
+        decided = await commit_round(self._host.mailbox, self._host.clock, short)
+        if decided.record != short:
+            self._host.emit(RoundLost(self.head.fragment, record.round, decided.record.node))
+            ours = short.sections if result is not None else [section for section in (short.roll,) if section]
+            await self._sweeper.discard(ours, keep=decided.record.sections)
+        else:
+            self._settled(decided, record, result, started)
         return decided
 
     def _trained_to(self, gathering: Gathering) -> int:
@@ -279,12 +289,8 @@ class Closer(ChainView):
         theta, head = self.theta, self.head
         return await self._host.clock.compute(lambda: merger(self._run, head, theta, outer, gathering.accepted))
 
-    async def _settled(self, decided: Decided, record: RoundRecord, result: Merger | None, started: float) -> None:
-        if decided.record != record:
-            self._host.emit(RoundLost(self.head.fragment, record.round, decided.record.node))
-            if result is not None:
-                await self._sweeper.discard(record.sections, keep=decided.record.sections)
-            return
+    def _settled(self, decided: Decided, record: RoundRecord, result: Merger | None, started: float) -> None:
+        """Go on from this node's own commit, whose full list ``record`` holds."""
         self._ours = decided
         if result is not None:
             self.theta = result.theta

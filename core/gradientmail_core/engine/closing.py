@@ -136,7 +136,7 @@ def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Seque
     _set_buffers(means, moved)
     for part in moved.state:
         restated(part, codec_named(run.settings.momentum_dtype))
-    result = stored(run.settings, theta, moved.theta, moved.state, merged.cosine)
+    result = stored(run.settings, theta, moved.theta, moved.state, merged.cosine, whole=holds_buffers(layout))
     return result if all(map(is_finite, (result.theta, *moved.state))) else None
 
 
@@ -150,10 +150,18 @@ def _stepped(outer: Outer, here: Reached, delta: Flat, version: int, accepted: S
     return there
 
 
-def stored(settings: DiLoCo, theta: Flat, master: Flat, arrays: tuple[Flat, ...], cosine: float | None) -> Merger:
-    """The step from ``theta`` to ``master`` as it will be stored, in the run's formats."""
+def stored(
+    settings: DiLoCo,
+    theta: Flat,
+    master: Flat,
+    arrays: tuple[Flat, ...],
+    cosine: float | None,
+    *,
+    whole: bool = False,
+) -> Merger:
+    """The step from ``theta`` to ``master`` as it will be stored, in the run's formats; ``whole`` without a change."""
     stored_as, change = codec_named(settings.master_dtype), None
-    if settings.commit_codec is None:
+    if settings.commit_codec is None or whole:
         moved = master.copy() if settings.keeps_residual else master
         restated(moved, stored_as)
     else:
@@ -162,11 +170,20 @@ def stored(settings: DiLoCo, theta: Flat, master: Flat, arrays: tuple[Flat, ...]
         restated(decoded, codec_named(settings.commit_codec))
         moved = changed(theta, decoded, stored_as)
     residual = None
-    if settings.keeps_residual:
+    if settings.keeps_residual and (change is not None or settings.master_dtype != "F32"):
         residual = master
         subtract(master, moved, residual)
         restated(residual, codec_named(settings.residual_dtype or "F32"))
     return Merger(moved, OuterState(arrays, residual), cosine, change)
+
+
+def holds_buffers(layout: FragmentLayout) -> bool:
+    """Whether a fragment holds statistics, which a change rounded for the whole fragment would spoil.
+
+    Codecs of few bits share a scale among neighbours: beside a large change of a weight, a small variance could come
+    out below zero. So such a fragment is committed whole.
+    """
+    return any(piece.role == "buffer" for piece in layout.pieces)
 
 
 def _buffer_means(layout: FragmentLayout, theta: Flat, delta: Flat) -> list[tuple[slice, Flat]]:
@@ -197,13 +214,13 @@ def outer_layout(layout: FragmentLayout, names: Sequence[str]) -> FragmentLayout
 
 
 async def put_sections(
-    host: Host, run: Run, head: Head, result: Merger, state_layout: FragmentLayout
+    host: Host, run: Run, head: Head, result: Merger, state_layout: FragmentLayout, *, whole: bool = False
 ) -> tuple[Section, ...]:
-    """Write the committed payloads of the round after ``head`` side by side."""
+    """Write the committed payloads of the round after ``head`` side by side; ``whole`` parameters, or when due."""
     settings, layout, round = run.settings, run.layouts[head.fragment], head.next_round(run.fragments)
     put = partial(put_section, host.mailbox, host.clock, link=host.link, compression=settings.compression)
     writes = []
-    if result.change is None or (head.version + 1) % settings.full_every == 0:
+    if whole or result.change is None or (head.version + 1) % settings.full_every == 0:
         writes.append(put("theta", round, host.node, layout, result.theta, codec=settings.master_dtype))
     if result.change is not None and settings.commit_codec is not None:
         makes = await host.clock.compute(lambda: made_by(result.theta, codec_named(settings.master_dtype)))
@@ -228,6 +245,7 @@ def round_record(
     cosine: float | None,
     newest_step: int,
     closer: str,
+    skipped: int | None = None,
     live: Collection[str] = (),
 ) -> RoundRecord:
     """The record that commits the round after ``head``; without ``gathering.accepted`` it is void."""
@@ -259,6 +277,7 @@ def round_record(
         participants=tuple(sorted(participants, key=lambda participant: participant.node)),
         refusals=_named_refusals(gathering.refused),
         estimates=estimates,
+        skipped=skipped,
         cosine=cosine,
         merged_tokens=min(head.merged_tokens + sum(participant.tokens for participant in participants), COUNT_MAX),
         final=gathering.final,

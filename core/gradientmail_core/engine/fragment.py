@@ -7,23 +7,29 @@ commit. Whatever ends the round, the first commit in the tape is what every node
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gradientmail_core.algorithms.outer import Reached
 from gradientmail_core.engine.aligning import Outcome, Policy
 from gradientmail_core.engine.chain import Head, succeeded
 from gradientmail_core.engine.follower import Follower
 from gradientmail_core.engine.gathering import Gathering
+from gradientmail_core.engine.healing import ask
 from gradientmail_core.engine.learner import Commit, is_poison
+from gradientmail_core.engine.ledger import UNKNOWN, tallied
 from gradientmail_core.engine.loading import Held, parameters
 from gradientmail_core.events import PayloadSkipped, SnapshotRefused
 from gradientmail_core.protocol.exchange import (
     Decided,
     newest_round,
+    read_roll,
     read_round,
 )
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.tensors.model import Flat
+
+ROLL_TRIES = 5
 
 
 class Fragment(Follower):
@@ -45,24 +51,30 @@ class Fragment(Follower):
     async def _advance(self, decided: Decided) -> None:
         """Make ``decided`` the head, with its parameters, and tell the learner."""
         previous, held = self.head, self.theta
+        decided, known = await self._completed(decided)
         seen, self._committed_about = self._committed_about, None
         head = succeeded(previous, decided, self._run.fragments, self._host.clock.now() if seen is None else seen)
+        skipped: int | None = None
         if self._ours is None or self._ours.digest != decided.digest:
-            head, self.theta = await self._loaded(head)
+            head, self.theta, skipped = await self._loaded(head)
+        self._skipped = skipped
+        self._whole_next = skipped is not None or (self._whole_next and head.section("theta") is None)
         self.head = head
         self._sweeper.saw(head)
         self._announce()
         self._board.newest_step = max(self._board.newest_step, head.newest_step)
         self._board.reported(decided.record.round, [who.node for who in decided.record.participants])
         self._board.closed(decided.record.node)
-        merged, refusal = self._own_verdict(decided.record)
+        self._board.tally = tallied(self._board.tally, decided.record)
+        merged, refusal = self._own_verdict(decided.record, known)
         self._settle_feedback(
             {participant.snapshot for participant in decided.record.participants},
-            kept=head.version == previous.version + 1 and not is_poison(refusal),
+            kept=known and head.version == previous.version + 1 and not is_poison(refusal),
         )
         self._board.rollbacks += is_poison(refusal)
         self._hurry(head.fragment, False)
-        self._deliver(Commit(head, self.theta, merged, refusal, await self._outcome(previous, held)))
+        outcome, counted = await self._outcome(previous, held), self._counted(decided.record)
+        self._deliver(Commit(head, self.theta, merged, refusal, outcome, counted))
         self.moved.set()
         self.moved = asyncio.Event()
         self._quorum_known_at = None
@@ -74,16 +86,33 @@ class Fragment(Follower):
         self._ours = None
         self.gathering = Gathering()
 
-    def _own_verdict(self, record: RoundRecord) -> tuple[bool, str | None]:
+    async def _completed(self, decided: Decided) -> tuple[Decided, bool]:
+        """The record with all its participants; False if its roll was not to be had."""
+        for _ in range(ROLL_TRIES):
+            full = await read_roll(self._host.mailbox, decided.record)
+            if not isinstance(full, Rejected):
+                return replace(decided, record=full), True
+            self._board.ignored(decided.record.roll.key if decided.record.roll else "", full.reason)
+            await self._host.clock.sleep(self._host.jitter(1.0))
+        return decided, False
+
+    def _own_verdict(self, record: RoundRecord, known: bool) -> tuple[bool, str | None]:
+        """Whether the record lists this node's snapshot, or why not; of one whose list is not known, neither."""
         own, self.published = self.published, None
         if own is None:
             return False, None
+        if not known:
+            return False, UNKNOWN
         if any(participant.snapshot == own.digest for participant in record.participants):
             return True, None
         reasons: Mapping[str, str] = {refusal.snapshot: refusal.reason for refusal in record.refusals}
         reason = reasons.get(own.digest, "the round closed before it arrived")
         self._host.emit(SnapshotRefused(self._host.node, self.head.fragment, own.round, reason))
         return False, reasons.get(own.digest)
+
+    def _counted(self, record: RoundRecord) -> int | None:
+        """Tokens the record counts for this node, of whichever of its processes; None without a snapshot of it."""
+        return next((who.tokens for who in record.participants if who.node == self._host.node), None)
 
     async def _outcome(self, previous: Head, held: Flat) -> Outcome | None:
         """What an eager node asks of the head that follows ``previous`` with the parameters ``held``."""
@@ -110,8 +139,8 @@ class Fragment(Follower):
             self._outer = (self.head.digest, state)
         return self._outer[1].arrays
 
-    async def _loaded(self, head: Head) -> tuple[Head, Flat]:
-        """The parameters of ``head``, or of a newer commit if its payload is already gone.
+    async def _loaded(self, head: Head) -> tuple[Head, Flat, int | None]:
+        """The parameters of ``head``, or of a newer commit if its payload is already gone; and the version skipped.
 
         If nobody commits anything newer for the lease time-out, what this node holds stands for them, so that the
         next round is closed from the newest version that somebody could read.
@@ -121,7 +150,7 @@ class Fragment(Follower):
         while True:
             theta = await parameters(self._source, head.version, head.sections, held)
             if not isinstance(theta, Rejected):
-                return head, theta
+                return head, theta, None
             newer = await newest_round(
                 self._host.mailbox, self._run.id, head.fragment, self._run.fragments, head.version
             )
@@ -129,10 +158,11 @@ class Fragment(Follower):
                 head = succeeded(head, newer, self._run.fragments, self._host.clock.now())
                 continue
             self._board.ignored(head.sections[0].key, theta.reason)
-            now = self._host.clock.now()
+            now, round = self._host.clock.now(), head.next_round(self._run.fragments) - self._run.fragments
+            if give_up_at is None:
+                await ask(self._host, round)
             give_up_at = give_up_at or now + self._host.timeouts.lease
             if now >= give_up_at:
-                round = head.next_round(self._run.fragments) - self._run.fragments
                 self._host.emit(PayloadSkipped(head.fragment, round, theta.reason))
-                return head, self.theta
+                return head, self.theta, head.version
             await self._host.clock.sleep(min(1.0, self._host.timeouts.period))

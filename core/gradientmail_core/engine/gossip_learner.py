@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.engine.learner import POISONED_MOST
+from gradientmail_core.engine.ledger import BEHIND, EMPTY, ROLLED_BACK, Account, Books, booked
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors import kernels
 from gradientmail_core.tensors.model import Flat, Model, Probed
@@ -106,7 +107,8 @@ class GossipState:
 
     ``moves`` are its outer steps since its momentum was zero; ``given`` are the steps and tokens of the round before,
     which the round's start stands for; ``lead`` is by how much the run's clock is ahead of its
-    own steps; ``step_then`` and ``tokens_then`` are the counters when the round began.
+    own steps; ``step_then`` and ``tokens_then`` are the counters when the round began; ``account`` is what became of
+    the tokens of the rounds before.
     """
 
     round: int = 0
@@ -120,6 +122,7 @@ class GossipState:
     waiting: bool = False
     finishing: bool = False
     poisoned: int = 0
+    account: Account = EMPTY
 
     @property
     def steps(self) -> int:
@@ -147,6 +150,13 @@ class Moved:
 def stepped(state: GossipState, tokens: int) -> GossipState:
     """The state after one optimizer step on ``tokens`` tokens (or samples)."""
     return replace(state, local_step=state.local_step + 1, tokens=state.tokens + tokens)
+
+
+def accounted(state: GossipState, dropped: str | None = None) -> GossipState:
+    """The state with the round's tokens in its account: merged, or dropped for that cause."""
+    tokens = state.tokens - state.tokens_then
+    losses = [(dropped, tokens)] if dropped and tokens else []
+    return replace(state, account=booked(state.account, 0 if dropped else tokens, losses))
 
 
 def is_over(state: GossipState, sync_every: int, hurried: int) -> bool:
@@ -286,6 +296,15 @@ class GossipLearner:
             for layout, start in zip(self._layouts, self._starts, strict=True)
         ]
 
+    @property
+    def books(self) -> tuple[Books, ...]:
+        """Where this node's tokens are, of all fragments alike: merged by an outer step, dropped, or of this round."""
+        state = self.state
+        open_tokens = state.tokens - state.tokens_then
+        flying = open_tokens if state.waiting else 0
+        account = state.account
+        return (Books(state.tokens, account.merged, flying, open_tokens - flying, dict(account.dropped)),)
+
     def resume(self) -> None:
         """Nothing is timed here."""
 
@@ -319,7 +338,7 @@ class GossipLearner:
             return False
         steps = self.state.steps
         self._place(message.vectors)
-        self.state = advanced(self.state, message.round, self._settings.sync_every, 0)
+        self.state = advanced(accounted(self.state, BEHIND), message.round, self._settings.sync_every, 0)
         self._applied(Moved(message.round, steps, (), len(self._layouts), 0.0, rejoined=True))
         self._begun()
         return True
@@ -383,7 +402,8 @@ class GossipLearner:
         poisoned = self.state.poisoned + 1
         for layout, start in zip(self._layouts, self._starts, strict=True):
             self._model.write(layout, start)
-        self.state = replace(self.state, step_then=self.state.local_step, poisoned=poisoned)
+        state = accounted(self.state, ROLLED_BACK)
+        self.state = replace(state, step_then=state.local_step, tokens_then=state.tokens, poisoned=poisoned)
 
     def _move(self, answer: Answer) -> None:
         """The outer step: ``u <- mu*u + g``, ``theta <- mix1(theta_start) - lr*(g + mu*u)`` (Nesterov's, here).
@@ -394,7 +414,7 @@ class GossipLearner:
             self._move_fragment(layout, gradient, len(answer.partners) + 1)
         state, mixed = self.state, len(self._mixes)
         self._mixes.clear()
-        self.state = advanced(state, state.round + 1, self._settings.sync_every, state.moves + 1)
+        self.state = advanced(accounted(state), state.round + 1, self._settings.sync_every, state.moves + 1)
         self._applied(Moved(state.round, state.steps, answer.partners, mixed, answer.waited))
         self._begun()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gradientmail_core.algorithms.diloco import DiLoCo, settings_difference
 from gradientmail_core.algorithms.settings import Shared
 from gradientmail_core.engine.chain import Head, first_seen, genesis, succeeded
+from gradientmail_core.engine.healing import ask
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.engine.precautions import StoreNature, guarded, probed
@@ -332,12 +333,14 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         theta = await parameters(source, head.version, head.sections)
         if not isinstance(theta, Rejected):
             return Commit(_joined(head, host), theta, merged=False)
-        give_up_at = give_up_at or host.clock.now() + host.timeouts.lease
+        if give_up_at is None:
+            give_up_at = host.clock.now() + host.timeouts.lease
+            await ask(host, head.next_round(run.fragments) - run.fragments)
         if host.clock.now() >= give_up_at:
             if (older := await _older(source, head)) is not None:
                 round = head.next_round(run.fragments) - run.fragments
                 host.emit(PayloadSkipped(layout.fragment, round, theta.reason))
-                return Commit(_joined(head, host), older, merged=False)
+                return Commit(_joined(head, host), older, merged=False, skipped=head.version)
             raise RunMismatch(
                 f"The newest commit of fragment {layout.fragment} at {host.mailbox.url} cannot be read: "
                 f"{head.sections[0].key} is {theta.reason}.",

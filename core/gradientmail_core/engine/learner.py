@@ -16,8 +16,21 @@ from typing import TypeAlias, assert_never
 import numpy as np
 
 from gradientmail_core.algorithms.alignment import Kept
-from gradientmail_core.engine.aligning import Aligner, Outcome, Policy
+from gradientmail_core.engine.aligning import FRESH, Aligner, Memory, Outcome, Policy
 from gradientmail_core.engine.chain import Head
+from gradientmail_core.engine.ledger import (
+    LEFT,
+    RESTARTED,
+    ROLLED_BACK,
+    UNKNOWN,
+    Account,
+    Books,
+    Standing,
+    accounts,
+    booked,
+    decided,
+)
+from gradientmail_core.events import TokensBooked
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.tensors.error_feedback import FORGETTING_REASONS
 from gradientmail_core.tensors.model import Flat, Model
@@ -60,6 +73,8 @@ class Commit:
     """A committed version on its way into the model.
 
     ``merged`` says whether this node's snapshot is in it, and ``refusal`` why the record refused it, if it did.
+    ``tokens`` are those the record counts for this node, whichever of its processes sent them; None for all claimed.
+    ``skipped`` is the head's version if its parameters could not be read and ``theta`` are older ones.
     ``outcome`` is there for a node that guesses its next commit (``Eager``).
     """
 
@@ -68,6 +83,12 @@ class Commit:
     merged: bool
     refusal: str | None = None
     outcome: Outcome | None = None
+    tokens: int | None = None
+    skipped: int | None = None
+
+    def counts_earlier(self, track: "Track") -> bool:
+        """True if the round merged what an earlier process of this node had sent, and ``track`` holds it once more."""
+        return not self.merged and bool(self.tokens) and track.inherited > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +110,23 @@ Message: TypeAlias = Commit | Overdue | Wanted
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A snapshot whose round is open, with the node's counters then; an overdue one is left out of ``in_flight``."""
+    """A snapshot whose round is open, with the node's counters then and the tokens it claims.
+
+    An overdue one is left out of ``in_flight``.
+    """
 
     local_step: int
     tokens: int = 0
     overdue: bool = False
+    claimed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One fragment in this model: the version it was aligned with, and the counters at that moment."""
+    """One fragment in this model: the version it was aligned with, and the counters at that moment.
+
+    ``inherited`` tokens since then were trained by an earlier process and are here by a checkpoint.
+    """
 
     version: int
     record: str
@@ -106,13 +134,14 @@ class Track:
     step_then: int = 0
     tokens_then: int = 0
     outstanding: Outstanding | None = None
+    inherited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
     """Counters of a node: its own steps and tokens, and ``lead``, by which the run's clock is ahead of them.
 
-    ``poisoned`` counts its snapshots refused in a row because of their values.
+    ``poisoned`` counts its snapshots refused in a row because of their values; ``books`` are the fragments' accounts.
     """
 
     tracks: tuple[Track, ...]
@@ -120,6 +149,7 @@ class LearnerState:
     tokens: int = 0
     lead: int = 0
     poisoned: int = 0
+    books: tuple[Account, ...] = ()
 
     @property
     def global_step(self) -> int:
@@ -130,7 +160,7 @@ class LearnerState:
 def started(heads: Sequence[Head]) -> LearnerState:
     """The state of a node that has just loaded ``heads``."""
     tracks = tuple(Track(head.version, head.digest, head.due) for head in heads)
-    return LearnerState(tracks, lead=max(head.newest_step for head in heads))
+    return LearnerState(tracks, lead=max(head.newest_step for head in heads), books=accounts(len(tracks)))
 
 
 def stepped(state: LearnerState, tokens: int) -> LearnerState:
@@ -172,8 +202,9 @@ def with_track(state: LearnerState, fragment: int, track: Track) -> LearnerState
 
 def published(state: LearnerState, fragment: int) -> LearnerState:
     """The state after a snapshot of ``fragment`` was taken."""
-    outstanding = Outstanding(state.local_step, state.tokens)
-    return with_track(state, fragment, replace(state.tracks[fragment], outstanding=outstanding))
+    track = state.tracks[fragment]
+    outstanding = Outstanding(state.local_step, state.tokens, claimed=state.tokens - track.tokens_then)
+    return with_track(state, fragment, replace(track, outstanding=outstanding))
 
 
 def overdue(state: LearnerState, fragment: int) -> LearnerState:
@@ -210,10 +241,52 @@ def aligned(state: LearnerState, head: Head, kept: Kept = Kept.NOTHING) -> Learn
     return replace(with_track(state, head.fragment, track), lead=lead)
 
 
-def rolled_back(state: LearnerState) -> LearnerState:
-    """The state after the whole model was set back to its commits: nothing trained before is claimed any more."""
+def standing(state: LearnerState, fragment: int) -> Standing:
+    """The fragment's tokens on which no round has decided."""
+    track = state.tracks[fragment]
+    out = track.outstanding
+    since = track.tokens_then if out is None else max(track.tokens_then, out.tokens)
+    return Standing(0 if out is None else out.claimed, state.tokens - since)
+
+
+def books(state: LearnerState) -> tuple[Books, ...]:
+    """Where the tokens of each fragment are; they are balanced at any moment."""
+    stands = [standing(state, fragment) for fragment in range(len(state.tracks))]
+    return tuple(
+        Books(state.tokens, account.merged, stand.in_flight, stand.carried, dict(account.dropped))
+        for account, stand in zip(state.books, stands, strict=True)
+    )
+
+
+def accounted(before: LearnerState, after: LearnerState, commit: Commit) -> tuple[LearnerState, TokensBooked]:
+    """``after`` an alignment with ``commit``, with the tokens that were open ``before`` it in their account."""
+    fragment, record = commit.head.fragment, commit.head.record
+    stood, kept = standing(before, fragment), standing(after, fragment).carried
+    merged, counted, cause = commit.merged, commit.tokens, commit.refusal
+    if commit.counts_earlier(before.tracks[fragment]):
+        merged, cause = True, RESTARTED
+        counted = min(commit.tokens or 0, before.tracks[fragment].inherited)
+    taken, dropped = decided(stood, merged=merged, counted=counted, kept=kept, cause=cause)
+    account = booked(after.books[fragment], taken, dropped)
+    books = (*after.books[:fragment], account, *after.books[fragment + 1 :])
+    entry = TokensBooked(fragment, record.round if record is not None else 0, taken, kept, dropped)
+    return replace(after, books=books), entry
+
+
+def given_up(state: LearnerState, cause: str) -> LearnerState:
+    """The state after all that is in no snapshot was dropped: nothing trained before is claimed any more."""
+    dropped = (((cause, standing(state, fragment).carried),) for fragment in range(len(state.tracks)))
+    after = tuple(
+        booked(account, 0, [loss for loss in losses if loss[1]])
+        for account, losses in zip(state.books, dropped, strict=True)
+    )
     tracks = (replace(track, step_then=state.local_step, tokens_then=state.tokens) for track in state.tracks)
-    return replace(state, tracks=tuple(tracks))
+    return replace(state, tracks=tuple(tracks), books=after)
+
+
+def rolled_back(state: LearnerState) -> LearnerState:
+    """The state after the whole model was set back to its commits."""
+    return given_up(state, ROLLED_BACK)
 
 
 class Learner:
@@ -232,9 +305,11 @@ class Learner:
         applied: Callable[[Commit], None],
         now: Callable[[], float],
         delivered: Callable[[], None] = lambda: None,
+        booked: Callable[[TokensBooked], None] = lambda entry: None,
         resumed: LearnerState | None = None,
         kept: frozenset[int] = frozenset(),
         flush: bool = False,
+        memories: Sequence[Memory] = (),
     ) -> None:
         self._model = model
         self._layouts = layouts
@@ -244,6 +319,7 @@ class Learner:
         self._applied = applied
         self._now = now
         self._delivered = delivered
+        self._booked = booked
         self._inbox: deque[Message] = deque()
         self._finishing = False
         self._flush = flush
@@ -253,9 +329,10 @@ class Learner:
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._last_step_at: float | None = None
         policy = policy or Policy()
+        memories = memories or (FRESH,) * len(layouts)
         self._aligners = [
-            Aligner(model, layout, commit.theta, policy, keep=commit.head.fragment in kept)
-            for layout, commit in zip(layouts, commits, strict=True)
+            Aligner(model, layout, commit.theta, policy, keep=commit.head.fragment in kept, memory=memory)
+            for layout, commit, memory in zip(layouts, commits, memories, strict=True)
         ]
         self.state = resumed or started([commit.head for commit in commits])
         self._next_due = next_due(self.state)
@@ -319,6 +396,7 @@ class Learner:
         self.align()
         for aligner in self._aligners:
             aligner.settle()
+        self.state = given_up(self.state, LEFT)
 
     def committed(self) -> list[Commit]:
         """The newest commits that are here and not written into the model yet, in order of arrival."""
@@ -351,6 +429,16 @@ class Learner:
         """For each fragment, the version the model was last aligned with."""
         return tuple(track.version for track in self.state.tracks)
 
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """For each fragment, what its alignment goes by besides parameters."""
+        return tuple(aligner.memory for aligner in self._aligners)
+
+    @property
+    def books(self) -> tuple[Books, ...]:
+        """Where the tokens of each fragment are."""
+        return books(self.state)
+
     def resume(self) -> None:
         """Forget the time since the last step, which was spent waiting and not training."""
         self._last_step_at = None
@@ -362,17 +450,20 @@ class Learner:
         self._last_step_at = now
 
     def _write(self, commit: Commit) -> None:
-        spoilt, record = is_poison(commit.refusal), commit.head.record
-        kept = self._aligners[commit.head.fragment].arrived(
+        fragment, record = commit.head.fragment, commit.head.record
+        before, poison = self.state, is_poison(commit.refusal)
+        kept = self._aligners[fragment].arrived(
             commit.theta,
             merged=commit.merged,
             cosine=record.cosine if record is not None else None,
             outcome=commit.outcome,
-            spoilt=spoilt,
+            spoilt=poison or commit.refusal == UNKNOWN or commit.counts_earlier(before.tracks[fragment]),
         )
-        self.state = judged(aligned(self.state, commit.head, kept), commit.merged, commit.refusal)
-        self._ages[commit.head.fragment] += 1
-        if spoilt:
+        self.state, entry = accounted(before, aligned(before, commit.head, kept), commit)
+        self.state = judged(self.state, commit.merged, commit.refusal)
+        self._booked(entry)
+        self._ages[fragment] += 1
+        if poison:
             self._roll_back()
         self._applied(commit)
 

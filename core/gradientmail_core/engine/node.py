@@ -14,14 +14,17 @@ from dataclasses import replace
 from gradientmail_core.algorithms.diloco import DiLoCo, diloco_from
 from gradientmail_core.algorithms.shares import as_seen
 from gradientmail_core.clock import TimeOver
+from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
-from gradientmail_core.engine.learner import Commit, Learner, Message, Snapshot
+from gradientmail_core.engine.learner import Commit, Learner, LearnerState, Message, Snapshot
 from gradientmail_core.engine.life import Life
 from gradientmail_core.engine.office import Office
 from gradientmail_core.engine.polling import own_upload_after
 from gradientmail_core.engine.precautions import guarded, nature_of, refuse_overwriting
 from gradientmail_core.engine.publishing import encoded_snapshot
+from gradientmail_core.engine.residuals import LeftOver
+from gradientmail_core.engine.resuming import counted
 from gradientmail_core.engine.roles import Role, state_of
 from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.errors import RunMismatch
@@ -240,6 +243,20 @@ class Node(Life):
         seconds = self._host.clock.now() - started
         self._host.emit(SnapshotPublished(snapshot.fragment, round, snapshot.steps, snapshot.tokens, size, seconds))
 
+    async def counted(self, state: LearnerState, heads: Sequence[Head]) -> dict[int, int]:
+        """What the run counts for this node of a checkpoint's tokens; see :mod:`gradientmail_core.engine.resuming`."""
+        assert self._run is not None, "join comes first"
+        return await counted(self._host, self._run, state, heads)
+
+    async def left_over(self) -> tuple[LeftOver | None, ...]:
+        """For each fragment, what a checkpoint keeps of its error feedback."""
+        return tuple(fragment.left_over for fragment in self.fragments)
+
+    def take_up(self, kept: Sequence[LeftOver | None]) -> None:
+        """Go on with the error feedback of a checkpoint."""
+        for fragment, residual in zip(self.fragments, kept, strict=True):
+            fragment.take_up(residual)
+
     async def _spared(self, fragment: Fragment, round: int) -> bool:
         """Whether the closer's own snapshot need not be uploaded, because its round closed soon enough.
 
@@ -370,6 +387,7 @@ class Node(Life):
             await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
             await self._list()
             for fragment in self.fragments:
+                await fragment.heal()
                 await fragment.tidy()
             await self._drop_late_beats()
             await self._bury()

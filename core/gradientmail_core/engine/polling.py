@@ -61,8 +61,8 @@ def probable_commit(now: float, asked_at: float, interval: float | None) -> floa
 
 def commit_expected_at(head: Head, published_at: float | None, period: float) -> float:
     """When to ask first for the commit after ``head``."""
-    if head.interval is not None:
-        return head.seen + head.interval
+    if head.asked_after is not None:
+        return head.seen + head.asked_after
     return published_at + UNKNOWN_FIRST_GAP if published_at is not None else head.seen + period
 
 

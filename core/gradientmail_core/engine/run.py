@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.clock import Clock, TimeOver
 from gradientmail_core.engine.election import rendezvous
+from gradientmail_core.engine.ledger import Tally
 from gradientmail_core.engine.roles import CLOSES_NOTHING
 from gradientmail_core.events import Callback, NodeAppeared, NodeGone, ObjectIgnored
 from gradientmail_core.mailbox.base import Mailbox
-from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey
+from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey, WantedKey
 from gradientmail_core.protocol.leases import (
     LEARNING,
     Roster,
@@ -113,7 +114,8 @@ class Board:
 
     ``closers`` and ``open_rounds`` give, for each fragment, the closer its newest record names and the round after
     it; ``overdue`` are the fragments on which this node's own snapshot has waited too long; ``rollbacks`` counts the
-    times this node's model was set back because of its values; ``closes`` says whether it ever closes rounds.
+    times this node's model was set back because of its values; ``closes`` says whether it ever closes rounds; ``tally``
+    is what the rounds seen here say of each node's tokens; ``wanted`` are rounds of which somebody misses a payload.
     """
 
     host: Host
@@ -136,6 +138,8 @@ class Board:
     rollbacks: int = 0
     published_at: float = 0.0
     strays: set[str] = field(default_factory=set)
+    wanted: set[int] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
     _learners: tuple[Roster | None, float, tuple[str, ...]] = (None, 0.0, ())
 
     def ring_all(self) -> None:
@@ -231,7 +235,7 @@ class Board:
     def listed(self, keys: Iterable[LiveKey]) -> None:
         """Take in one listing of ``live/``."""
         now = self.host.clock.now()
-        self.heads, self.leases = [], []
+        self.heads, self.leases, self.wanted = [], [], set()
         fresh: set[str] = set()
         for key in keys:
             match key:
@@ -244,6 +248,8 @@ class Board:
                     if self.is_open(key.round) and key.node not in self.deltas[key.round]:
                         fresh.add(key.node)
                     self.deltas[key.round].add(key.node)
+                case WantedKey():
+                    self.wanted.add(key.round)
                 case ClaimKey():
                     self.claims[key.round].add(key.number)
         self.roster = observed(self.roster, self.leases, now, self.host.timeouts)

@@ -13,17 +13,20 @@ from gradientmail_core.engine.closing import OuterState
 from gradientmail_core.engine.gathering import (
     Gathering,
 )
+from gradientmail_core.engine.healing import written_again
 from gradientmail_core.engine.learner import Commit, Message, Overdue, Wanted
 from gradientmail_core.engine.loading import Source
 from gradientmail_core.engine.polling import (
     overdue_after,
 )
 from gradientmail_core.engine.publishing import Published
+from gradientmail_core.engine.residuals import LeftOver, left_over, taken_up
 from gradientmail_core.engine.run import Bell, Board, Host, Run
 from gradientmail_core.engine.sweeping import Sweeper
 from gradientmail_core.protocol.exchange import (
     Decided,
 )
+from gradientmail_core.protocol.keys import WantedKey
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.error_feedback import Feedback, forgotten, published, resolved
 from gradientmail_core.tensors.model import Flat
@@ -66,6 +69,9 @@ class ChainView:
         self.moved = asyncio.Event()
         self._committed_about: float | None = None
         self._ours: Decided | None = None
+        self._skipped = commit.skipped
+        self._whole_next = commit.skipped is not None
+        self._wanted_listings = 0
         self._spool: Spool | None = None
         self._feedback = Feedback(codec_named(run.settings.delta_codec).name)
         self._rollbacks = 0
@@ -100,6 +106,16 @@ class ChainView:
         """The outer optimizer's state at the head, if this node has it at hand."""
         return self._outer[1] if self._outer is not None and self._outer[0] == self.head.digest else None
 
+    @property
+    def left_over(self) -> LeftOver | None:
+        """What a checkpoint keeps of the fragment's error feedback."""
+        return left_over(self.feedback, self.head.digest)
+
+    def take_up(self, kept: LeftOver | None) -> None:
+        """Go on with a checkpoint's error feedback, if this is still the commit that it belongs to."""
+        if self._run.settings.feedback_decay is not None:
+            self._feedback = taken_up(kept, self._feedback, self.head.digest, self.layout.size)
+
     def publishing(self, own: Published) -> None:
         """This node's snapshot of the open round is encoded and about to go out."""
         self.published = own
@@ -119,6 +135,31 @@ class ChainView:
         """Leave a hint at the newest commit, if this node closes the fragment."""
         if self.closing:
             await self._sweeper.hint(self.head, force=True)
+
+    async def heal(self) -> None:
+        """Write again what the head names, if somebody misses it and it is here; its closer first, then one by one."""
+        round, fragments = self.round - self._run.fragments, self._run.fragments
+        if self.closing:
+            for old in [each for each in self._board.wanted if each < round and (round - each) % fragments == 0]:
+                await self._host.mailbox.delete(WantedKey(old).path)
+        if round not in self._board.wanted or self._skipped is not None:
+            self._wanted_listings = 0
+            return
+        self._wanted_listings += 1
+        if self._wanted_listings <= self._turn():
+            return
+        head, theta = self.head, self.theta
+        outer = self._outer[1] if self._outer is not None and self._outer[0] == head.digest else None
+        whole = await written_again(self._host, self._run, round, head.sections, theta, outer)
+        self._whole_next = self._whole_next or not whole
+        await self._host.mailbox.delete(WantedKey(round).path)
+
+    def _turn(self) -> int:
+        """How many listings this node leaves to others to write something again."""
+        if self.closing:
+            return 0
+        order = self._board.candidates(self._run, self.head.fragment)
+        return 1 + (order.index(self._host.node) if self._host.node in order else len(order))
 
     async def tidy(self) -> None:
         """Remove what is left of closed rounds, if this node closes the fragment; else forget it.

@@ -21,9 +21,21 @@ from gradientmail_core.clock import Clock
 from gradientmail_core.errors import ConfigurationError, PayloadTooLarge, RunMismatch
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Mailbox
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.keys import blob_key, tape_key
+from gradientmail_core.protocol.keys import blob_key, roll_key, tape_key
 from gradientmail_core.protocol.link import Compression, Link
-from gradientmail_core.protocol.records import RECORD_LONGEST, RoundRecord, Section, SectionName, digest, parse_round
+from gradientmail_core.protocol.records import (
+    RECORD_LONGEST,
+    ROLL_LONGEST,
+    RoundRecord,
+    Section,
+    SectionName,
+    abridged,
+    completed,
+    digest,
+    is_long,
+    parse_round,
+    roll_of,
+)
 from gradientmail_core.tensors.codecs import Codec, codec_named
 from gradientmail_core.tensors.compression import opened
 from gradientmail_core.tensors.kernels import for_blocks
@@ -120,6 +132,25 @@ async def commit_round(mailbox: Mailbox, clock: Clock, record: RoundRecord) -> D
         if isinstance(state, Decided):
             return state
         slot = state.slot
+
+
+async def written(mailbox: Mailbox, record: RoundRecord) -> RoundRecord:
+    """``record`` as it may be committed: one that lists too many writes its roll and names it."""
+    if not is_long(record):
+        return record
+    body = roll_of(record)
+    sha256 = digest(body)
+    key = roll_key(record.round, record.node, content_digest("roll", sha256))
+    await mailbox.put(key, body)
+    return abridged(record, Section("roll", key, sha256, "JSON"))
+
+
+async def read_roll(mailbox: Mailbox, record: RoundRecord) -> RoundRecord | Rejected:
+    """The record with all its participants and refusals, from its roll if it has one."""
+    if record.roll is None:
+        return record
+    body = await bounded_get(mailbox, record.roll.key, ROLL_LONGEST)
+    return Rejected("missing") if body is None else completed(record, body)
 
 
 async def put_section(

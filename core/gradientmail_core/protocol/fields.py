@@ -66,6 +66,10 @@ class Fields:
             raise FieldRefused(f"{self._named(name)} is not a count up to {most}")
         return value
 
+    def optional_count(self, name: str) -> int | None:
+        """A whole number, or None where the field is null."""
+        return None if self._get(name) is None else self.count(name)
+
     def number(self, name: str) -> float:
         """A finite number."""
         value = self._get(name)

@@ -7,7 +7,9 @@
 ``live/leases/{node}/{beat:010d}-{state}{step}-{tag}``   who lives, in which state, how far
 ``live/claims/{round:010d}/{n:03d}``                     takeovers of a round
 ``live/deltas/{round:010d}/{node}``                      a snapshot: record and payload in one object
+``live/wanted/{round:010d}``                             a payload of a commit that a node could not read
 ``blobs/{round:010d}/{node}-{sha256}.safetensors``       a committed payload, named by its content
+``blobs/{round:010d}/{node}-{sha256}.json``              a roll: participants too many for a record
 ``syncer/{term:06d}``                                    create-once: who was elected to close for all
 
 Round ``r = version * P + p`` is the one that makes ``version`` of fragment ``p``; version 0 is the
@@ -36,9 +38,10 @@ be gone."""
 
 _NODE = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"
 _NODE_ID = re.compile(_NODE + r"\Z")
-_PAYLOAD = re.compile(rf"blobs/\d{{10}}/{_NODE}-[0-9a-f]{{64}}\.safetensors(\.zst)?\Z", re.ASCII)
+_PAYLOAD = re.compile(rf"blobs/\d{{10}}/{_NODE}-[0-9a-f]{{64}}\.(safetensors(\.zst)?|json)\Z", re.ASCII)
 _LEASE = re.compile(rf"live/leases/({_NODE})/(\d{{10}})-([jtwelvpsdx])(0|[1-9]\d{{0,14}})-([0-9a-f]{{16}})\Z", re.ASCII)
 _HEAD = re.compile(r"live/heads/(\d{3})/(\d{10})\Z", re.ASCII)
+_WANTED = re.compile(r"live/wanted/(\d{10})\Z", re.ASCII)
 _CLAIM = re.compile(r"live/claims/(\d{10})/(\d{3})\Z", re.ASCII)
 _BLOB = re.compile(r"blobs/(\d{10})/")
 _TERM = re.compile(r"syncer/(\d{6})\Z", re.ASCII)
@@ -100,7 +103,19 @@ class DeltaKey:
         return f"live/deltas/{self.round:010d}/{self.node}"
 
 
-LiveKey: TypeAlias = LeaseKey | HeadKey | ClaimKey | DeltaKey
+@dataclass(frozen=True, slots=True)
+class WantedKey:
+    """A payload that ``round`` committed is wanted: somebody could not read it."""
+
+    round: int
+
+    @property
+    def path(self) -> str:
+        """The object's key."""
+        return f"live/wanted/{self.round:010d}"
+
+
+LiveKey: TypeAlias = LeaseKey | HeadKey | ClaimKey | DeltaKey | WantedKey
 
 
 def parse_live(key: str) -> LiveKey | None:
@@ -112,6 +127,8 @@ def parse_live(key: str) -> LiveKey | None:
         return HeadKey(int(match[1]), int(match[2]))
     if match := _CLAIM.match(key):
         return ClaimKey(int(match[1]), int(match[2]))
+    if match := _WANTED.match(key):
+        return WantedKey(int(match[1]))
     if match := _DELTA.match(key):
         return DeltaKey(int(match[1]), match[2])
     return None
@@ -159,8 +176,13 @@ def blob_key(round: int, node: str, sha256: str, *, compressed: bool = False) ->
     return f"{blob_prefix(round)}{node}-{sha256}.safetensors{'.zst' if compressed else ''}"
 
 
+def roll_key(round: int, node: str, sha256: str) -> str:
+    """The list of a round's participants and refusals, where it is too long for the record."""
+    return f"{blob_prefix(round)}{node}-{sha256}.json"
+
+
 def is_blob_key(key: str) -> bool:
-    """True if :func:`blob_key` could have made ``key``."""
+    """True if :func:`blob_key` or :func:`roll_key` could have made ``key``."""
     return _PAYLOAD.match(key) is not None
 
 

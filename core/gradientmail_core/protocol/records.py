@@ -9,7 +9,7 @@ everyone, from the bytes and the manifest alone.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 from gradientmail_core.protocol.fields import (
@@ -30,10 +30,14 @@ FORMAT = 1
 MANIFEST_LONGEST = 64 * 2**20
 RECORD_LONGEST = 2**20
 PARTICIPANTS_MOST = 4096
+LISTED_MOST = 64
+"""Participants, and refusals, that stand in a record itself; if there are more, all of them are in its roll."""
+
+ROLL_LONGEST = 8 * 2**20
 DIMENSIONS_MOST = 64
 SECONDS_MOST = 1e6
 
-SectionName: TypeAlias = Literal["theta", "change", "outer", "residual"]
+SectionName: TypeAlias = Literal["theta", "change", "outer", "residual", "roll"]
 StoreClass: TypeAlias = Literal["atomic", "racy", "none"]
 Reason: TypeAlias = Literal[
     "zero_steps", "schema", "stale", "missing", "corrupt", "nonfinite", "outlier", "unsigned", "run"
@@ -140,7 +144,10 @@ class RoundRecord:
     seen. ``prev`` is the digest of the fragment's previous record. A round without participants is void: it
     names the sections of the version before, and the chain goes on. ``merged_tokens`` adds up the whole chain's.
     ``final`` says that only nodes took part that were leaving, and that the outer optimizer's state is as it was.
+    ``skipped`` is the version before this one if its parameters could not be read: this one was built on an older.
     ``shares`` divide the batch among the live nodes; only rounds of fragment 0 name them, where speed decides.
+    Of more than :data:`LISTED_MOST` participants or refusals only so many are listed: ``others`` counts the
+    participants beyond, and the section ``roll`` names a payload with all of both.
     """
 
     run: str
@@ -160,11 +167,23 @@ class RoundRecord:
     merged_tokens: int
     final: bool = False
     shares: tuple[Share, ...] = ()
+    others: int = 0
+    skipped: int | None = None
     format: int = FORMAT
 
     def encoded(self) -> bytes:
         """Canonical bytes."""
         return canonical_json(self)
+
+    @property
+    def headcount(self) -> int:
+        """Participants, those beyond the listed ones included."""
+        return len(self.participants) + self.others
+
+    @property
+    def roll(self) -> Section | None:
+        """Where all participants and refusals are, if not here."""
+        return next((section for section in self.sections if section.name == "roll"), None)
 
     @property
     def void(self) -> bool:
@@ -371,6 +390,8 @@ def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
             merged_tokens=fields.count("merged_tokens"),
             final=fields.flag("final"),
             shares=tuple(_share(item) for item in fields.objects("shares", PARTICIPANTS_MOST)),
+            others=fields.count("others", PARTICIPANTS_MOST),
+            skipped=fields.optional_count("skipped"),
         )
         if record.round != round:
             raise FieldRefused(f"of round {record.round}")
@@ -379,6 +400,47 @@ def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
         if not any(section.name in ("theta", "change") for section in record.sections):
             raise FieldRefused("no parameters are named")
         return record
+
+    return guarded(parse)
+
+
+def is_long(record: RoundRecord) -> bool:
+    """Whether a record lists more than has room in it."""
+    return max(len(record.participants), len(record.refusals)) > LISTED_MOST
+
+
+def roll_of(record: RoundRecord) -> bytes:
+    """All participants and refusals of a record, in its order, as its roll holds them."""
+    return canonical_json({"participants": record.participants, "refusals": record.refusals})
+
+
+def abridged(record: RoundRecord, roll: Section) -> RoundRecord:
+    """A long record as it is committed, with its ``roll`` named."""
+    return replace(
+        record,
+        participants=record.participants[:LISTED_MOST],
+        refusals=record.refusals[:LISTED_MOST],
+        others=max(len(record.participants) - LISTED_MOST, 0),
+        sections=(*record.sections, roll),
+    )
+
+
+def completed(record: RoundRecord, body: bytes) -> RoundRecord | Rejected:
+    """An abridged record with everything that ``body``, its roll, lists; it must be the roll that it names."""
+
+    def parse() -> RoundRecord:
+        if record.roll is None or digest(body) != record.roll.sha256:
+            raise FieldRefused("its bytes are not those the record names")
+        fields = parse_object(body, ROLL_LONGEST)
+        full = replace(
+            record,
+            participants=tuple(_participant(item) for item in fields.objects("participants", PARTICIPANTS_MOST)),
+            refusals=tuple(_refusal(item) for item in fields.objects("refusals", PARTICIPANTS_MOST)),
+            others=0,
+        )
+        if full.headcount != record.headcount:
+            raise FieldRefused("it does not list as many participants as the record counts")
+        return full
 
     return guarded(parse)
 

@@ -3,13 +3,16 @@
 Reading changes nothing and asks the store for nothing: everything here is what the engine and the learner already know.
 """
 
+from collections import deque
+
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.engine.gossip import GossipNode
 from gradientmail_core.engine.gossip_learner import GossipLearner
 from gradientmail_core.engine.learner import Commit, Learner, merged_tokens
+from gradientmail_core.engine.ledger import Ledger, Tally
 from gradientmail_core.engine.node import Node
-from gradientmail_core.events import FragmentAligned
+from gradientmail_core.events import Event, FragmentAligned, TokensBooked
 from gradientmail_core.mailbox import MeteredMailbox
 from gradientmail_core.session.figures import figures
 from gradientmail_core.session.recipes import Patterns
@@ -17,12 +20,32 @@ from gradientmail_core.tensors.model import Model
 
 Algorithm = DiLoCo | FactoredGossip
 
+DECISIONS_KEPT = 1000
+
+
+class Decisions:
+    """The newest entries of the ledger, as the events told them."""
+
+    def __init__(self) -> None:
+        self._newest: deque[TokensBooked] = deque(maxlen=DECISIONS_KEPT)
+
+    @property
+    def newest(self) -> tuple[TokensBooked, ...]:
+        """Oldest first."""
+        return tuple(self._newest)
+
+    def heard(self, event: Event) -> None:
+        """Keep an entry, pass over all else."""
+        if isinstance(event, TokensBooked):
+            self._newest.append(event)
+
 
 class Readings(Patterns):
     """The part of a session that is read: its model, its place in the run, its figures."""
 
-    def __init__(self, model: Model, algorithm: Algorithm, meter: MeteredMailbox, ranks: int | None) -> None:
+    def __init__(self, node: str, model: Model, algorithm: Algorithm, meter: MeteredMailbox, ranks: int | None) -> None:
         super().__init__(ranks)
+        self.node = node
         self._model = model
         self._algorithm = algorithm
         self._meter = meter
@@ -33,6 +56,7 @@ class Readings(Patterns):
         self._stall_seconds = 0.0
         self._last_aligned: FragmentAligned | None = None
         self._merged_rounds = 0
+        self._rounds = Decisions()
 
     @property
     def model(self) -> Model:
@@ -86,6 +110,13 @@ class Readings(Patterns):
         if isinstance(self._engine, Node) and self._learner is not None:
             return self._engine.batch_share
         return -(-whole // (self._engine.live_learners if self._engine is not None else 1))
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where this node's tokens went, merged and in flight and carried and dropped, and what others merged."""
+        books = self._learner.books if self._learner is not None else ()
+        tally = self._engine.board.tally if self._engine is not None else Tally()
+        return Ledger(self.node, books, self._rounds.newest, tally.merged, tally.refused)
 
     def metrics(self) -> dict[str, float]:
         """Figures for a progress bar or a logger, by name."""

@@ -35,9 +35,9 @@ from gradientmail_core.clock import SystemClock
 from gradientmail_core.engine.aligning import Policy
 from gradientmail_core.engine.gossip import GossipNode
 from gradientmail_core.engine.gossip_learner import GossipLearner
-from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, LearnerState, Snapshot
+from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, Snapshot
 from gradientmail_core.engine.node import Node
-from gradientmail_core.engine.resuming import Saved, kept, parse_saved, resumed, saved_json
+from gradientmail_core.engine.resuming import Continued, Saved, continued, parse_saved, saved_json
 from gradientmail_core.engine.roles import checked_role
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import (
@@ -58,6 +58,7 @@ from gradientmail_core.session.gossiping import Bridge, gossip_state, is_gossip_
 from gradientmail_core.session.handing import Handoff, Keeper
 from gradientmail_core.session.readings import Algorithm, Readings
 from gradientmail_core.session.recipes import Recipes
+from gradientmail_core.session.termination import SESSIONS
 from gradientmail_core.tensors.model import Flat, set_aside
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -81,7 +82,8 @@ class Session(Readings):
     a conditional create. With ``ranks`` the node holds one of so many slices of the data, :attr:`rank`, and waits at
     the start until one is free. With ``handoff``, such as a ``TorchHandoff``, the node's whole state is written to the
     mailbox every ``handoff_every`` steps, and a process that starts under the same ``node`` goes on from there.
-    ``callbacks`` receive every event; the default logs them.
+    ``callbacks`` receive every event; the default logs them. With ``sigterm`` a SIGTERM leaves the run as Ctrl-C does,
+    unless the program has a handler of its own.
     """
 
     def __init__(
@@ -101,18 +103,19 @@ class Session(Readings):
         handoff: Handoff | None = None,
         handoff_every: int = 1000,
         callbacks: Sequence[Callback] = (log_event,),
+        sigterm: bool = True,
     ) -> None:
         check_numbers(min_nodes, lease_timeout, progress_timeout)
         if not isinstance(algorithm, DiLoCo | FactoredGossip):
             raise ConfigurationError(f"{algorithm!r} is no algorithm.", "Give DiLoCo(sync_every=..., fragments=...).")
-        super().__init__(resolve(model), algorithm, MeteredMailbox(opened(mailbox)), ranks)
+        name = checked_node(node) if node is not None else default_node()
+        super().__init__(name, resolve(model), algorithm, MeteredMailbox(opened(mailbox)), ranks)
         self._min_nodes = min_nodes
         self._syncer = checked_node(syncer) if syncer is not None else None
         self._close_timeout = lease_timeout + 30.0 if close_timeout is None else close_timeout
-        self.node = checked_node(node) if node is not None else default_node()
         self._clock = SystemClock()
         entropy = random.Random(secrets.randbits(64))
-        emit = self._emitter(callbacks)
+        emit = self._emitter((self._rounds.heard, *callbacks))
         self._host = Host(
             node=self.node,
             incarnation=secrets.token_hex(8),
@@ -134,6 +137,8 @@ class Session(Readings):
                 "Give node=..., the same at each start, and DiLoCo(...).",
             )
         self._pauses = 0
+        self._sigterm = sigterm
+        self._ends_on_sigterm = False
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -160,6 +165,7 @@ class Session(Readings):
         self._loop = Loop()
         at_exit(self._at_exit)
         try:
+            self._ends_on_sigterm = self._sigterm and SESSIONS.begin()
             if isinstance(self._algorithm, FactoredGossip):
                 if self._role != "both":
                     raise ConfigurationError(
@@ -206,7 +212,7 @@ class Session(Readings):
         if self._keeper is not None:
             handed = self._keeper.restored(loop, self._host, engine.run_id)
             self._saved = handed if self._saved is None else self._saved
-        state, stay = self._continued(engine, commits)
+        on = self._continued(loop, engine, commits)
         self._learner = Learner(
             self._model,
             engine.layouts,
@@ -218,26 +224,29 @@ class Session(Readings):
             applied=self._applied,
             now=time.monotonic,
             delivered=self._news.set,
-            resumed=state,
-            kept=stay,
+            booked=self._host.emit,
+            resumed=on.state,
+            kept=on.kept,
+            memories=on.memories,
             flush=algorithm.flush_on_close,
         )
-        loop.run(_started(engine, self._learner, commits, self._failed, self._news.set))
+        loop.run(_started(engine, self._learner, commits, self._failed, self._news.set, on))
         self._recipes = Recipes(self._host, engine, loop, self._held)
         if self._ranks is not None:
             self._recipes.take_rank(self._ranks)
 
-    def _continued(self, engine: Node, commits: Sequence[Commit]) -> tuple[LearnerState | None, frozenset[int]]:
-        """The loaded checkpoint's counters on top of the run's newest commits, and the fragments that stay."""
+    def _continued(self, loop: Loop, engine: Node, commits: Sequence[Commit]) -> Continued:
+        """The loaded checkpoint on top of the run's newest commits."""
         saved, heads = self._saved, [commit.head for commit in commits]
         if saved is None:
-            return None, frozenset()
+            return Continued()
         if saved.run != engine.run_id or len(saved.state.tracks) != len(heads):
             self._host.emit(RunWaited("the loaded state is of another run: starting from the run's newest commits"))
-            return None, frozenset()
-        state, stay = resumed(saved.state, heads), kept(saved.state, heads)
-        self._host.emit(RunResumed(engine.run_id, self.node, state.global_step, len(stay), len(heads)))
-        return state, stay
+            return Continued()
+        on = continued(saved, heads, self._awaited(loop, engine.counted(saved.state, heads)))
+        step = on.state.global_step if on.state is not None else 0
+        self._host.emit(RunResumed(engine.run_id, self.node, step, len(on.kept), len(heads)))
+        return on
 
     def _awaited(self, loop: Loop, work: Coroutine[object, None, T]) -> T:
         self._waiting = True
@@ -284,6 +293,9 @@ class Session(Readings):
     def _end(self) -> None:
         self._ended = True
         self._recipes = None
+        ends, self._ends_on_sigterm = self._ends_on_sigterm, False
+        if ends:
+            SESSIONS.end()
         if self._loop is not None:
             try:
                 self._loop.run(self._meter.close())
@@ -398,13 +410,14 @@ class Session(Readings):
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint of the trainer lacks to go on exactly, as plain JSON; take it between two steps.
 
+        It is small, but for error feedback, whose residuals are as large as the trained parameters.
         The anchors of the next deltas are not in it: they are fetched again by the digest of their commit.
         """
-        learner, engine, _ = self._joined()
+        learner, engine, loop = self._joined()
         if isinstance(engine, GossipNode) and isinstance(learner, GossipLearner):
             return gossip_state(engine, learner)
-        assert isinstance(learner, Learner)
-        return saved_json(engine.run_id, learner.state)
+        assert isinstance(learner, Learner) and isinstance(engine, Node)
+        return saved_json(engine.run_id, learner.state, learner.memories, loop.run(engine.left_over()))
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from ``state`` at the next :meth:`join`, with the model and the optimizer restored beforehand.
@@ -513,5 +526,8 @@ async def _started(
     commits: Sequence[Commit],
     failed: Callable[[BaseException], None],
     service: Callable[[], None],
+    on: Continued,
 ) -> None:
     engine.start(learner, commits, failed, service)
+    if on.residuals:
+        engine.take_up(on.residuals)

@@ -219,7 +219,7 @@ class Voyage(Stage):
     def _outcome(self, records: Sequence[RoundRecord], failed: int) -> Outcome:
         fleet, full = self._fleet, [record for record in records if not record.void]
         trained = [node.learner.state for node in self._all if node.learner is not None]
-        merged = sum(participant.tokens for record in full for participant in record.participants)
+        chains = {record.round % fleet.settings.fragments: record.merged_tokens for record in full}
         clock = max((state.global_step for state in trained), default=0)
         return Outcome(
             fleet=fleet,
@@ -227,10 +227,10 @@ class Voyage(Stage):
             trained_seconds=sum(node.trained_seconds for node in self._all),
             stalled_seconds=sum(node.stall_seconds for node in self._all),
             tokens_trained=sum(state.tokens for state in trained),
-            tokens_merged=merged / fleet.settings.fragments,
+            tokens_merged=sum(chains.values()) / fleet.settings.fragments,
             rounds=len(full),
             due_rounds=max(clock * fleet.settings.fragments // fleet.settings.sync_every - 1, 0),
-            participants=sum(len(record.participants) for record in full) / max(len(full), 1),
+            participants=sum(record.headcount for record in full) / max(len(full), 1),
             failed=failed,
             traffic=self.traffic,
         )

@@ -14,6 +14,7 @@
    (:mod:`gradientmail_core.sim.agreement`). Every node that left holds the committed bytes of the versions it names.
 9. A round is due after every step its closer knew of: missed cycles are not made up.
 10. No node fails. Nobody is taken to have left who has not.
+11. Every token a node processed is merged, in flight, carried or dropped by its own ledger, and the tape agrees.
 """
 
 import hashlib
@@ -34,6 +35,7 @@ from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, parse_live, tape_key
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import Participant, RoundRecord, Section, digest
+from gradientmail_core.sim.accounts import imbalances
 from gradientmail_core.sim.agreement import behind, differing, fragments_of, strangers
 from gradientmail_core.sim.bounds import Found, Stretch, allowed, crowded, overspent
 from gradientmail_core.sim.checks import forks, manifest_of, tape
@@ -179,6 +181,8 @@ class Judge:
             for participant in record.participants:
                 self._check_participant(record, participant)
         for node in self._lives:
+            for wrong in imbalances(node, records, self._fragments):
+                self.violated(wrong)
             if _left(node):
                 told = {event.round for _, event in node.events if isinstance(event, SnapshotRefused)}
                 for what in unreported(Life(node.name, node.incarnation), self._claims, records, told):

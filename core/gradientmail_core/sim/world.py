@@ -146,6 +146,7 @@ class SimulatedNode:
             policy=Policy.of(self.settings),
             publish=self._published,
             applied=self._applied,
+            booked=self._emit,
             now=self.clock.now,
             flush=self.settings.flush_on_close,
         )

@@ -17,8 +17,8 @@ OWNED: dict[str, Any] = {
     "in_flight": 1,
     "overlap_steps": 3,
     "follow": False,
-    "alignment": Carry(),
-    "stale": "rebase",
+    "alignment": Overwrite(),
+    "stale": "reject",
     "error_feedback": True,
     "compression": None,
     "merge_memory": 0,
@@ -180,7 +180,7 @@ def test_the_fields_own_names_are_taken() -> None:
     ("fields", "word"),
     [
         ({"delta_codec": "F4", "delta_dtype": "F8_E4M3"}, "delta_dtype"),
-        ({"alignment": Carry(), "mixing": 0.5}, "mixing"),
+        ({"alignment": Overwrite(), "mixing": 0.5}, "mixing"),
         ({"outer": SGD(), "outer_momentum": 0.5}, "SGD has no momentum"),
         ({"error_feedback": True, "residual_dtype": None}, "residual_dtype"),
     ],
@@ -199,7 +199,8 @@ def test_presets_can_be_overridden_by_either_name(preset: str) -> None:
 
 
 def test_presets_have_their_papers_values() -> None:
-    assert DiLoCo.decoupled() == DiLoCo()
+    assert DiLoCo.decoupled() == DiLoCo(alignment=Overwrite(), stale="reject")
+    assert (DiLoCo().alignment, DiLoCo().stale) == (Carry(), "rebase"), "nothing that was trained is dropped"
     assert (DiLoCo.standard().sync_every, DiLoCo.standard().overlap_steps) == (500, 0)
     assert DiLoCo.streaming().alignment == Blend(0.5) and DiLoCo.streaming().outer == Nesterov(lr=0.4)
     assert DiLoCo.eager().alignment == Eager()

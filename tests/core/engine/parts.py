@@ -219,7 +219,9 @@ async def committed(host: Host, run: Run, head: Head, fill: float, **changes: An
     round, layout = head.next_round(run.fragments), run.layouts[head.fragment]
     values = np.full(layout.size, fill, np.float32)
     section = await put_section(host.mailbox, host.clock, "theta", round, host.node, layout, values)
-    record = record_after(head, run, **{"sections": (section,), "node": host.node, **changes})
+    roll = changes.pop("roll", None)
+    sections = (section,) if roll is None else (section, roll)
+    record = record_after(head, run, **{"sections": sections, "node": host.node, **changes})
     decided = await commit_round(host.mailbox, host.clock, record)
     return succeeded(head, decided, run.fragments, host.clock.now())
 

@@ -211,7 +211,7 @@ def test_deltas_are_against_the_committed_head_whatever_was_carried() -> None:
 
 
 def test_a_policy_comes_from_the_settings() -> None:
-    settings = DiLoCo(alignment=Carry(), stale="rebase", outer=SGD(0.5))
-    assert Policy.of(settings) == Policy(Carry(), True, SGD(0.5))
-    assert Policy.of(DiLoCo()) == Policy(Overwrite(), False, Nesterov())
+    settings = DiLoCo(alignment=Overwrite(), stale="reject", outer=SGD(0.5))
+    assert Policy.of(settings) == Policy(Overwrite(), False, SGD(0.5))
+    assert Policy.of(DiLoCo()) == Policy(Carry(), True, Nesterov())
     assert Policy.of(DiLoCo.eager()).needs_outer and not Policy.of(DiLoCo()).needs_outer

@@ -76,6 +76,17 @@ def test_timed_steps_predict_the_interval() -> None:
     assert predicted_interval(replace(record, estimates=Estimates(quorum=1.0))) is None
 
 
+def test_a_follower_asks_no_later_than_commits_have_come() -> None:
+    """A prediction that is too long by as much each time must not let it fall behind."""
+    head = first_head(RUN)
+    for version in range(1, 6):
+        head = after(head, 10.0 * version, estimates=Estimates(step=0.6), next_step=30 + 20 * version)
+    assert head.interval == pytest.approx(12.0)
+    assert head.measured == pytest.approx(10.0) and head.asked_after == head.measured
+    assert first_seen(head, 99.0).asked_after == head.interval, "a joiner has measured nothing yet"
+    assert replace(head, interval=7.0).asked_after == 7.0
+
+
 def test_a_record_whose_clock_ran_past_its_next_step_predicts_no_negative_time() -> None:
     record = record_after(first_head(RUN), RUN, newest_step=10**6, estimates=Estimates(step=0.5, sync=2.0))
     assert predicted_interval(record) == pytest.approx(2.0)

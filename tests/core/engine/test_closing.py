@@ -214,6 +214,23 @@ def test_buffers_take_the_mean_whatever_the_outer_optimizer() -> None:
     assert (result.theta[count:] < 7.5).all()
 
 
+def test_buffers_stay_exact_where_commits_are_lossy() -> None:
+    """A variance of 0.01 beside a weight that moves by 100: four bits for both would leave nothing of it."""
+    run = run_of(replace(PLAIN, commit_codec="INT4", full_every=4))
+    layout = run.layouts[0]
+    pieces = (replace(layout.pieces[0], role="buffer"), *layout.pieces[1:])
+    with_buffers = replace(run, layouts=(replace(layout, pieces=pieces), *run.layouts[1:]))
+    count = pieces[0].elements
+    theta, delta = np.full(SIZE, 0.02, np.float32), np.full(SIZE, 100.0, np.float32)
+    delta[:count] = 0.01
+    one = [accepted("a", delta)]
+    plain, kept = (merger(each, HEAD, theta, OuterState(()), one) for each in (run, with_buffers))
+    assert plain is not None and kept is not None
+    assert plain.change is not None and kept.change is None, "it is committed whole"
+    assert kept.theta[:count] == pytest.approx(0.01, rel=1e-6) and kept.outer.residual is None
+    assert not np.allclose(plain.theta[:count], 0.01, rtol=0.5), "as a change it would be lost"
+
+
 def test_outer_state_is_moved_and_not_shared() -> None:
     run = run_of(replace(PLAIN, outer=Nesterov(lr=1.0, momentum=0.5, warmup=0.0)))
     theta, momentum = np.zeros(SIZE, np.float32), np.full(SIZE, 2.0, np.float32)

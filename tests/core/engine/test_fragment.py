@@ -8,10 +8,23 @@ import numpy as np
 import pytest
 
 from gradientmail_core.engine.learner import Commit
+from gradientmail_core.engine.ledger import UNKNOWN
 from gradientmail_core.events import ObjectIgnored, SnapshotRefused
 from gradientmail_core.mailbox import MeteredMailbox
+from gradientmail_core.protocol import records
+from gradientmail_core.protocol.exchange import written
 from gradientmail_core.protocol.records import Participant, Refusal
-from tests.core.engine.parts import INCARNATION, SETTINGS, Bench, Place, committed, virtually
+from gradientmail_core.sim.checks import tape
+from tests.core.engine.parts import (
+    INCARNATION,
+    SETTINGS,
+    Bench,
+    Place,
+    committed,
+    first_head,
+    record_after,
+    virtually,
+)
 
 
 def bench(main: Any, node: str = "b", settings: Any = SETTINGS) -> None:
@@ -232,5 +245,44 @@ def test_a_refusal_for_its_values_is_a_rollback() -> None:
         await found.commit(participants=(), refusals=(Refusal("b", INCARNATION, mine, "nonfinite"),))
         await found.chain.caught_up()
         assert found.board.rollbacks == 1
+
+    bench(main)
+
+
+def test_a_round_of_a_crowd_is_closed_and_followed_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one participant only, the closer lists all in a roll, and a follower finds itself there."""
+    monkeypatch.setattr(records, "LISTED_MOST", 1)
+
+    async def main(place: Place) -> None:
+        settings = replace(SETTINGS, quorum_size=3)
+        nodes = [place.launch(name, settings=settings, steps=120, min_nodes=3) for name in "abc"]
+        await asyncio.gather(*(node.task for node in nodes if node.task is not None))
+        last = await tape(place.mailbox)
+        assert any(record.roll is not None and record.headcount == 3 for record in last)
+        for node in nodes:
+            assert node.learner is not None
+            (first, second) = node.learner.books
+            assert first.balanced and second.balanced and first.merged + second.merged > 100 * 8
+        rolls = [key for key in place.listed("blobs/") if key.endswith(".json")]
+        assert len(rolls) <= 2 * 3, "they are swept with the payloads of their version"
+
+    virtually(main)
+
+
+def test_where_the_roll_is_lost_nothing_is_claimed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LISTED_MOST", 1)
+
+    async def main(found: Bench) -> None:
+        mine = found.publish()
+        others = Participant("b", INCARNATION, "9" * 64, 1, 1, 0.5)
+        head = first_head(found.run)
+        record = record_after(head, found.run, participants=(others, replace(others, snapshot=mine)))
+        short = await written(found.place.mailbox, record)
+        assert short.roll is not None
+        await found.place.mailbox.delete(short.roll.key)
+        await found.commit(participants=short.participants, others=1, roll=short.roll)
+        await found.chain.caught_up()
+        (commit,) = delivered(found)
+        assert not commit.merged and commit.refusal == UNKNOWN
 
     bench(main)

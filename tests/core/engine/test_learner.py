@@ -96,7 +96,7 @@ def test_an_overdue_round_frees_its_slot_and_not_its_fragment() -> None:
     state = overdue(state, 0)
     assert due(state, 1) == (1,)
     assert 0 not in due(state, 4)
-    assert state.tracks[0].outstanding == Outstanding(40, 320, overdue=True)
+    assert state.tracks[0].outstanding == Outstanding(40, 320, overdue=True, claimed=320)
 
 
 def test_overdue_without_a_snapshot_means_nothing() -> None:

@@ -30,8 +30,9 @@ from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.mailbox.base import Body
 from gradientmail_core.protocol.keys import DeltaKey, LeaseKey, parse_live
 from gradientmail_core.sim.checks import committed_parameters, forks, tape
+from gradientmail_core.sim.loop import VirtualClock
 from gradientmail_core.sim.store import SimulatedStore, Weather
-from gradientmail_core.sim.world import ToyModel, ended
+from gradientmail_core.sim.world import SimulatedNode, ToyModel, ended
 from gradientmail_core.tensors.schema import Schema, TensorSpec
 from tests.core.engine.parts import SETTINGS, TIMEOUTS, Place, taken, virtually
 
@@ -517,5 +518,30 @@ def test_a_late_beat_of_a_dead_process_is_not_taken_for_a_namesake() -> None:
         late = LeaseKey("a", again.engine._beat_number + 3, "t", 9, "0a" * 8)
         await place.mailbox.put(late.path, b"{}")
         await ended([again])
+
+    virtually(main)
+
+
+def test_a_node_cut_off_while_it_joins_is_not_taken_for_one_that_overwrites() -> None:
+    """Its beats go on meanwhile, and the one that it would create again is removed as too old."""
+
+    class CutOff(SimulatedStore):
+        """Holds the first create of a beat back until a few beats have passed."""
+
+        async def create(self, key: str, body: Any) -> Any:
+            if key.startswith("live/leases/") and not held:
+                held.append(key)
+                await asyncio.sleep(10)
+            return await super().create(key, body)
+
+    held: list[str] = []
+
+    async def main(place: Place) -> None:
+        clock = VirtualClock(place.loop)
+        store = CutOff(place.mailbox, clock, 1, place.weather)
+        node = SimulatedNode("a", store, SETTINGS, clock, 1, 30, timeouts=TIMEOUTS).launch()
+        assert node.task is not None
+        await node.task
+        assert held and held[0] not in place.listed("live/leases/")
 
     virtually(main)

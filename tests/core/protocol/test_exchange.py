@@ -25,11 +25,23 @@ from gradientmail_core.protocol.exchange import (
     get_section,
     newest_round,
     put_section,
+    read_roll,
     read_round,
+    written,
 )
 from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
-from gradientmail_core.protocol.keys import tape_key
-from gradientmail_core.protocol.records import RECORD_LONGEST, RoundRecord, digest
+from gradientmail_core.protocol.keys import roll_key, tape_key
+from gradientmail_core.protocol.records import (
+    RECORD_LONGEST,
+    Participant,
+    Refusal,
+    RoundRecord,
+    Section,
+    abridged,
+    completed,
+    digest,
+    roll_of,
+)
 from gradientmail_core.sim.loop import VirtualClock, run_virtually
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Piece
@@ -386,3 +398,48 @@ def test_sections_of_equal_numbers_do_not_take_each_others_place() -> None:
             assert not isinstance(found, Rejected), found
 
     virtually(main)
+
+
+def crowd(count: int) -> RoundRecord:
+    """A record in which so many nodes took part, and some of them were refused."""
+    who = tuple(
+        Participant(f"node-{number:05d}", f"{number:016x}", digest(str(number)), 20, 160, 1 / count)
+        for number in range(count)
+    )
+    refusals = tuple(Refusal(f"bad-{number}", "0a", digest(f"bad {number}"), "stale") for number in range(count // 3))
+    return replace(ROUND, participants=who, refusals=refusals, merged_tokens=160 * count)
+
+
+@pytest.mark.parametrize(("count", "rolled"), [(1, False), (64, False), (65, True), (3000, True)])
+def test_a_crowd_is_committed_and_read_back_whole(count: int, rolled: bool) -> None:
+    async def main(mailbox: MemoryMailbox, clock: Clock) -> None:
+        record = crowd(count)
+        short = await written(mailbox, record)
+        assert (short.roll is not None) == rolled and len(short.encoded()) < 2**16
+        assert isinstance(await create_once(mailbox, clock, tape_key(record.round, 0), short.encoded()), Won)
+        found = await read_round(mailbox, record.run, record.round)
+        assert isinstance(found, Decided) and found.record.headcount == count and not found.record.void
+        full = await read_roll(mailbox, found.record)
+        assert isinstance(full, RoundRecord)
+        assert (full.participants, full.refusals) == (record.participants, record.refusals)
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("forged", [None, b"", b"{}", b"not json"])
+def test_a_roll_that_is_missing_or_another_is_no_roll(forged: bytes | None) -> None:
+    async def main(mailbox: MemoryMailbox, clock: Clock) -> None:
+        short = await written(mailbox, crowd(100))
+        assert short.roll is not None
+        await mailbox.delete(short.roll.key)
+        if forged is not None:
+            await mailbox.put(short.roll.key, forged)
+        assert isinstance(await read_roll(mailbox, short), Rejected)
+
+    virtually(main)
+
+
+def test_a_roll_must_list_as_many_as_its_record_counts() -> None:
+    fewer = roll_of(crowd(99))
+    short = abridged(crowd(100), Section("roll", roll_key(ROUND.round, "a", "0" * 64), digest(fewer), "JSON"))
+    assert isinstance(completed(short, fewer), Rejected)

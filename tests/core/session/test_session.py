@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 import os
 import signal
 import threading
@@ -392,26 +393,34 @@ class Killed(gm.Session):
 
 
 def checkpointed(session: gm.Session, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return copy.deepcopy(
-        {"session": session.state_dict(), "model": module.state_dict(), "optimizer": optimizer.state_dict()}
-    )
+    state = json.loads(json.dumps(session.state_dict()))
+    return copy.deepcopy({"session": state, "model": module.state_dict(), "optimizer": optimizer.state_dict()})
 
 
-def test_killed_and_restored_ten_times_ends_on_the_bits_of_a_run_that_never_stopped() -> None:
-    """The anchor, the inner optimizer and the data position are those of the checkpoint."""
+LOSSY = replace(ALONE, delta_codec="INT2", error_feedback=0.95)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ALONE, LOSSY, replace(LOSSY, residual_dtype="BF16", fragments=2, commit_codec="INT4", alignment=gm.Adaptive())],
+    ids=["plain", "lossy with feedback", "lossy with a narrow residual"],
+)
+def test_killed_and_restored_ten_times_ends_on_the_bits_of_a_run_that_never_stopped(settings: gm.DiLoCo) -> None:
+    """The anchor, the inner optimizer, the data position and the codec's residual are those of the checkpoint."""
     data = batches(3)
     whole_run, straight = gm.MemoryMailbox(), network()
     optimizer = torch.optim.AdamW(straight.parameters(), 1e-2)
-    with gm.Session(straight, mailbox=whole_run, algorithm=ALONE, node="a", callbacks=[]) as session:
+    with gm.Session(straight, mailbox=whole_run, algorithm=settings, node="a", callbacks=[]) as session:
         for inputs in data[:44]:
             inner_step(straight, optimizer, inputs)
             session.step(len(inputs))
+    whole = session.ledger
 
     broken_run, module = gm.MemoryMailbox(), network()
     optimizer, position = torch.optim.AdamW(module.parameters(), 1e-2), 0
     kept: dict[str, Any] | None = None
     for kill_at in (1, 3, 4, 9, 14, 15, 22, 29, 35, 42, 44):
-        session = Killed(module, mailbox=broken_run, algorithm=ALONE, node="a", callbacks=[])
+        session = Killed(module, mailbox=broken_run, algorithm=settings, node="a", callbacks=[])
         if kept is not None:
             session.load_state_dict(kept["session"])
         session.join()
@@ -430,6 +439,7 @@ def test_killed_and_restored_ten_times_ends_on_the_bits_of_a_run_that_never_stop
         optimizer.load_state_dict(kept["optimizer"])
     for once, often in zip(straight.parameters(), module.parameters(), strict=True):
         assert torch.equal(once, often)
+    assert session.ledger.balanced and session.ledger.fragments == whole.fragments, "nothing was counted twice or lost"
 
 
 def test_started_again_ten_times_from_what_it_handed_off_ends_on_the_bits_of_a_run_that_never_stopped() -> None:
