@@ -58,8 +58,9 @@ def read_progress(folder: Path) -> Progress | None:
 
 def _parsed(path: Path) -> Progress | None:
     try:
-        with path.open(encoding="utf-8") as file:
-            content = json.loads(file.read(_BYTES_MOST))
+        if path.stat().st_size > _BYTES_MOST:
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict):
