@@ -326,7 +326,7 @@ def test_a_real_session_goes_on_where_the_checkpoint_was(pl, tmp_path, caplog):
     """The parameters that were trained since the last commit are kept, and so is the run's clock."""
 
     def strategy():
-        algorithm = DiLoCo(sync_every=4, fragments=1)
+        algorithm = DiLoCo(sync_every=4, fragments=1, overlap_steps=0)
         return pl.gm.GradientMailStrategy(mailbox=(tmp_path / "run").as_uri(), algorithm=algorithm, node="a")
 
     class Break(pl.pl.Callback):
