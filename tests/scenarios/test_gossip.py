@@ -58,6 +58,7 @@ def test_mixing_everything_is_diloco(fragments):
         follow=False,
         quorum_size=4,
         merge=WeightedMean(),
+        outer=gossip.outer,
         delta_codec="F32",
     )
     theirs = played(SimulatedNode, diloco)[0]

@@ -179,7 +179,7 @@ def history(seed: int) -> list[str]:
     )
 
     async def main(clock: VirtualClock) -> list[str]:
-        inner, seen = MemoryMailbox(), list[str]()
+        inner, seen = MemoryMailbox(now=clock.now), list[str]()
         mailbox = FaultyMailbox(inner, clock, random.Random(seed), faults)
         for turn in range(200):
             key = f"k/{turn % 17}"
