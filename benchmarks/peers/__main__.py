@@ -3,12 +3,12 @@
     python3.12 -m venv peer && peer/bin/pip install gradientmail==0.0.2 numpy torch
     python benchmarks/peers --peer peer/bin/python [--json FILE] [--rounds 3] [--mi 64]
 
-Both sides read the same files and take turns, each run in a process of its own, and another one begins each round:
-what one process freed is warm for the next. ``seconds`` is closing the round,
-inputs in memory or spooled to new parameters and momentum; ``peak_bytes`` is all private memory on top of the
-imports, ``extra_bytes`` what closing needs beyond its inputs. Medians over the rounds. The new parameters of both
-must agree. ``ours`` keeps contributions as a closer does by default (``DiLoCo.merge_memory``), ``ours_in_memory``
-all of them in memory.
+Both sides read the same files and take turns, each run in a process of its own, and another one begins each round.
+``seconds`` is closing the round, inputs in memory or spooled to new parameters and momentum; ``peak_bytes`` is all
+private memory on top of the imports, ``extra_bytes`` what closing needs beyond its inputs. Just before the timed part
+of each run another process touches and frees 4 GiB, so that neither side waits for the host of a virtual machine to
+supply memory. Medians over the rounds. The new parameters of both must agree. ``ours`` keeps contributions as a closer
+does by default (``DiLoCo.merge_memory``), ``ours_in_memory`` all of them in memory.
 """
 
 import argparse

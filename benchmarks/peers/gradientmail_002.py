@@ -16,7 +16,7 @@ from gradientmail.algorithms import Contribution, FragmentState
 from gradientmail.algorithms.diloco import DiLoCoAggregator
 from gradientmail.serialization import ParameterSpec
 
-from benchmarks.peers.watch import Watch, private_bytes
+from benchmarks.peers.watch import Watch, private_bytes, supply_memory
 
 SIDE = 1024
 BYTES = 4 * SIDE * SIDE
@@ -44,6 +44,7 @@ def main(folder: Path) -> None:
             for index in range(8)
         ]
         aggregator = DiLoCoAggregator(config, schema, names, default_backend())
+        supply_memory()
         inputs, started = private_bytes(), time.perf_counter()
         result = aggregator.close_round(FragmentState(0, theta, {}), contributions)
         seconds = time.perf_counter() - started

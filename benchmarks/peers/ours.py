@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.watch import Watch, private_bytes
+from benchmarks.peers.watch import Watch, private_bytes, supply_memory
 from gradientmail_core.algorithms.merge import Contribution, Rda
 from gradientmail_core.algorithms.outer import Nesterov, Reached
 from gradientmail_core.algorithms.spool import Spool
@@ -36,6 +36,7 @@ def main(folder: Path, budget: int) -> None:
             body = np.frombuffer((folder / f"delta{index}.bin").read_bytes(), np.uint8)
             contributions.append(Contribution(f"node{index}", 1.0, spool.kept(InMemory(codec, [body])).read))
             del body
+        supply_memory()
         inputs, started = private_bytes(), time.perf_counter()
         delta = Rda()(contributions, layout).delta
         start, momentum = np.zeros(theta.size, np.float32), np.empty_like(theta)

@@ -1,11 +1,14 @@
 """How much private memory a process held at most, looked up while it works (Linux)."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 EVERY_SECONDS = 0.003
+SUPPLIED_BYTES = 4 * 2**30
 
 
 class Watch:
@@ -35,3 +38,15 @@ def private_bytes() -> int:
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])
     return 0
+
+
+def supply_memory(amount: int = SUPPLIED_BYTES) -> None:
+    """Let another process touch and free ``amount`` bytes, so that what is timed next finds free pages at hand.
+
+    On a virtual machine that gives free pages back, the first touch costs twenty times the second: measured here,
+    0.54 against 0.03 s for 256 MiB. Without this a benchmark that allocates measures the host.
+    """
+    program = (
+        f"import mmap; pages = mmap.mmap(-1, {amount}); [pages.__setitem__(at, 1) for at in range(0, {amount}, 4096)]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
