@@ -99,7 +99,10 @@ class Fragment(Follower):
     def _own_verdict(self, record: RoundRecord, known: bool) -> tuple[bool, str | None]:
         """Whether the record lists this node's snapshot, or why not; of one whose list is not known, neither."""
         own, self.published = self.published, None
+        taken, self.taken = self.taken, None
         if own is None:
+            if taken is not None:  # its encoding took longer than the round
+                self._host.emit(SnapshotRefused(self._host.node, self.head.fragment, taken, "stale"))
             return False, None
         if not known:
             return False, UNKNOWN

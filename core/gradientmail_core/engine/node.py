@@ -201,10 +201,23 @@ class Node(Life):
     # -- working -------------------------------------------------------------------------------------------
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take a snapshot from the learner and upload it in the background."""
-        needed = not self.fragments[snapshot.fragment].closing  # a closer has its own in memory
+        """Take a snapshot from the learner and upload it in the background; refuse it at once if its round is over.
+
+        A node that leaves ends its tasks before they begin, and must have told by then what it lost.
+        """
+        fragment = self.fragments[snapshot.fragment]
+        if snapshot.version != fragment.head.version:
+            return self._refused(snapshot)
+        fragment.taken = fragment.round
+        needed = not fragment.closing  # a closer has its own in memory
         self._uploading += needed
         self._spawn(self._uploaded(snapshot, needed))
+
+    def _refused(self, snapshot: Snapshot) -> None:
+        assert self._run is not None and self._learner is not None
+        round = (snapshot.version + 1) * self._run.fragments + snapshot.fragment
+        self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
+        self._learner.returned(snapshot.fragment, snapshot.values)
 
     async def _uploaded(self, snapshot: Snapshot, needed: bool) -> None:
         try:
@@ -217,10 +230,6 @@ class Node(Life):
         run, fragment = self._run, self.fragments[snapshot.fragment]
         started = self._host.clock.now()
         round = (snapshot.version + 1) * run.fragments + snapshot.fragment
-        if snapshot.version != fragment.head.version:
-            self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
-            self._learner.returned(snapshot.fragment, snapshot.values)
-            return
         feedback = fragment.feedback
         codec, compression = codec_named(run.settings.delta_codec), run.settings.compression
         published = await self._host.clock.compute(
@@ -228,8 +237,7 @@ class Node(Life):
         )
         self._learner.returned(snapshot.fragment, snapshot.values)
         if fragment.round != round:
-            self._host.emit(SnapshotRefused(self._host.node, snapshot.fragment, round, "stale"))
-            return
+            return  # told when the round ended
         fragment.publishing(published)
         size = 0
         if not await self._spared(fragment, round):

@@ -58,6 +58,7 @@ class ChainView:
         self.head: Head = commit.head
         self.theta: Flat = commit.theta
         self.published: Published | None = None
+        self.taken: int | None = None  # the open round, once the learner has given its snapshot
         self.gathering = Gathering()
         self.started_at = host.clock.now()
         self.bell = board.bells.setdefault(commit.head.fragment, Bell())

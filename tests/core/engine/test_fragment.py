@@ -98,6 +98,18 @@ def test_a_round_without_a_snapshot_of_ours_says_nothing_of_it() -> None:
     bench(main)
 
 
+def test_a_snapshot_whose_encoding_outlasts_its_round_is_told_once() -> None:
+    async def main(found: Bench) -> None:
+        found.chain.taken = mine = found.chain.round
+        for _ in range(2):
+            await found.commit(participants=(Participant("b", INCARNATION, "9" * 64, 1, 1, 1.0),))
+            await found.chain.caught_up()
+        told = found.place.events(SnapshotRefused)
+        assert [(event.round, event.reason) for event in told] == [(mine, "stale")]
+
+    bench(main)
+
+
 def test_a_void_round_moves_the_head_and_fetches_no_parameters() -> None:
     async def main(found: Bench) -> None:
         before, theta = found.chain.head, found.chain.theta
