@@ -28,15 +28,13 @@ QUESTIONS_PER_SECOND = 2
 class Found:
     """What lies in the store once faults have stopped: keys with their age, the calm counting at most.
 
-    ``living`` are nodes by name, ``lives`` the processes there ever were; ``versions`` and ``closed`` give each
-    fragment's committed versions and each round's age since.
+    ``living`` are nodes by name, ``lives`` the processes there ever were; ``closed`` gives each committed round's age.
     """
 
     ages: Mapping[str, float]
     settings: DiLoCo
     living: Collection[str]
     lives: int
-    versions: Mapping[int, int]
     closed: Mapping[int, float]
 
 
@@ -57,12 +55,15 @@ def crowded(found: Found) -> Iterator[str]:
 
 
 def _is_over(key: LiveKey | None, found: Found) -> bool:
-    """True for a snapshot or a claim of a round that closed two versions ago, and some time."""
+    """True for a snapshot or a claim of a round that two versions have followed, the second some time ago.
+
+    What a closer leaves that dies while it sweeps waits for a living one, and the first versions after may still name
+    the dead one.
+    """
     if not isinstance(key, DeltaKey | ClaimKey):
         return False
-    version, fragment = divmod(key.round, found.settings.fragments)
-    past = 0 < version <= found.versions.get(fragment, 0) - OPEN_VERSIONS
-    return past and found.closed.get(key.round, 0.0) >= SWEPT_SECONDS
+    version, fragments = key.round // found.settings.fragments, found.settings.fragments
+    return version > 0 and found.closed.get(key.round + OPEN_VERSIONS * fragments, 0.0) >= SWEPT_SECONDS
 
 
 def _many_beats(found: Found) -> Iterator[str]:

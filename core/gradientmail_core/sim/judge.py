@@ -248,7 +248,6 @@ class Judge:
             settings=self._settings,
             living=[node.name for node in stage.living()],
             lives=stage.lives,
-            versions=await self._versions(),
             closed={record.round: self._age(tape_key(record.round, 0), seconds) for record in records},
         )
         for what in crowded(found):

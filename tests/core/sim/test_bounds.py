@@ -20,7 +20,6 @@ CALM = Found(
     settings=DiLoCo(sync_every=4, fragments=2),
     living=("a",),
     lives=1,
-    versions={0: 6, 1: 5},
     closed=dict.fromkeys(range(2, 13), AGED),
 )
 
@@ -49,6 +48,8 @@ def test_what_nobody_removed_is_seen_once_it_is_old(keys: list[str], what: str) 
 def test_snapshots_of_rounds_that_have_just_closed_and_beats_of_the_dead_may_stay() -> None:
     fresh = replace(CALM, ages={**CALM.ages, DeltaKey(8, "a").path: AGED}, closed={8: 1.0})
     assert list(crowded(fresh)) == []
+    for_one_of_the_living_to_sweep = replace(fresh, closed={8: AGED, 10: AGED, 12: 1.0})
+    assert list(crowded(for_one_of_the_living_to_sweep)) == []
     dead = {LeaseKey("b", beat, "t", 1, "0" * 16).path: AGED for beat in range(5)}
     assert list(crowded(replace(CALM, ages={**CALM.ages, **dead}))) == []
 
