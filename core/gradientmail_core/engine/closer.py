@@ -31,6 +31,7 @@ from gradientmail_core.engine.gathering import (
     with_refused,
     without_outliers,
 )
+from gradientmail_core.engine.patience import Patience
 from gradientmail_core.engine.polling import (
     barrier_gap,
     overdue_after,
@@ -332,15 +333,17 @@ class Closer(ChainView):
         """
         if (here := self.outer) is not None:
             return here
-        give_up_at = self._host.clock.now() + self._host.timeouts.lease
+        patience = Patience.starting(self._host)
         while True:
+            began = self._host.clock.now()
             state = await self._read_outer()
             if not isinstance(state, Rejected):
                 return state
             newer = await read_round(self._host.mailbox, self._run.id, self.round)
             if isinstance(newer, Decided):
                 return newer
-            if self._host.clock.now() >= give_up_at:
+            patience = patience.missed(began)
+            if patience.is_over:
                 return self._no_outer()
             await self._host.clock.sleep(self._host.timeouts.period)
 

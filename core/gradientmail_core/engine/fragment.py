@@ -18,6 +18,7 @@ from gradientmail_core.engine.healing import ask
 from gradientmail_core.engine.learner import Commit, is_poison
 from gradientmail_core.engine.ledger import UNKNOWN, tallied
 from gradientmail_core.engine.loading import Held, parameters
+from gradientmail_core.engine.patience import Patience
 from gradientmail_core.events import PayloadSkipped, SnapshotRefused
 from gradientmail_core.protocol.exchange import (
     Decided,
@@ -148,9 +149,10 @@ class Fragment(Follower):
         If nobody commits anything newer for the lease time-out, what this node holds stands for them, so that the
         next round is closed from the newest version that somebody could read.
         """
-        give_up_at: float | None = None
+        patience: Patience | None = None
         held = Held(self.head.version, self.head.sections, self.theta)
         while True:
+            began = self._host.clock.now()
             theta = await parameters(self._source, head.version, head.sections, held)
             if not isinstance(theta, Rejected):
                 return head, theta, None
@@ -158,14 +160,15 @@ class Fragment(Follower):
                 self._host.mailbox, self._run.id, head.fragment, self._run.fragments, head.version
             )
             if newer is not None:
-                head = succeeded(head, newer, self._run.fragments, self._host.clock.now())
+                head, patience = succeeded(head, newer, self._run.fragments, self._host.clock.now()), None
                 continue
             self._board.ignored(head.sections[0].key, theta.reason)
-            now, round = self._host.clock.now(), head.next_round(self._run.fragments) - self._run.fragments
-            if give_up_at is None:
+            round = head.next_round(self._run.fragments) - self._run.fragments
+            if patience is None:
                 await ask(self._host, round)
-            give_up_at = give_up_at or now + self._host.timeouts.lease
-            if now >= give_up_at:
+                patience = Patience.starting(self._host)
+            patience = patience.missed(began)
+            if patience.is_over:
                 self._host.emit(PayloadSkipped(head.fragment, round, theta.reason))
                 return head, self.theta, head.version
             await self._host.clock.sleep(min(1.0, self._host.timeouts.period))

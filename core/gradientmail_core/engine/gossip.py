@@ -38,6 +38,7 @@ from gradientmail_core.engine.gossip_shares import GossipRun, Means, initial_mea
 from gradientmail_core.engine.gossip_sweeping import sweep
 from gradientmail_core.engine.joining import Found, check_same, create_run, find_run
 from gradientmail_core.engine.life import Life
+from gradientmail_core.engine.patience import Patience
 from gradientmail_core.engine.precautions import guarded, nature_of, refuse_unconditional
 from gradientmail_core.engine.run import Board, Host
 from gradientmail_core.errors import RunMismatch
@@ -306,14 +307,16 @@ async def _newest_mean(here: Surroundings, layout: FragmentLayout, listed: Liste
 
 async def _initial(here: Surroundings, layout: FragmentLayout) -> Flat:
     host, section = here.host, here.run.manifest.theta[layout.fragment]
-    give_up_at = host.clock.now() + host.timeouts.lease
+    patience, began = Patience.starting(host), host.clock.now()
     while isinstance(theta := await get_section(host.mailbox, host.clock, section, layout), Rejected):
-        if host.clock.now() >= give_up_at:
+        patience = patience.missed(began)
+        if patience.is_over:
             raise RunMismatch(
                 f"The initial parameters at {host.mailbox.url} cannot be read: {section.key} is {theta.reason}.",
                 "Restore that object, or start a new run under another prefix.",
             )
         await host.clock.sleep(host.jitter(PAYLOAD_PATIENCE_SECONDS))
+        began = host.clock.now()
     mean = initial_mean(here.run, layout.fragment, theta)
     here.means.keep(mean)
     return mean.values

@@ -16,6 +16,7 @@ from gradientmail_core.engine.chain import Head, first_seen, genesis, succeeded
 from gradientmail_core.engine.healing import ask
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.loading import Source, parameters
+from gradientmail_core.engine.patience import Patience
 from gradientmail_core.engine.precautions import StoreNature, guarded, probed
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import MailboxError, RunMismatch, SchemaMismatch
@@ -324,31 +325,43 @@ async def _load_head(host: Host, run: Run, layout: FragmentLayout, hints: dict[i
         state = await read_round(host.mailbox, run.id, hint)
         if isinstance(state, Decided):
             head = succeeded(head, state, run.fragments, host.clock.now())
-    give_up_at: float | None = None
+    head = await _newest(host, run, head)
+    patience: Patience | None = None
     source = Source(host.mailbox, host.clock, run.manifest, layout)
     while True:
-        newer = await newest_round(host.mailbox, run.id, layout.fragment, run.fragments, head.version)
-        if newer is not None:
-            head = succeeded(head, newer, run.fragments, host.clock.now())
+        began = host.clock.now()
         theta = await parameters(source, head.version, head.sections)
         if not isinstance(theta, Rejected):
             return Commit(_joined(head, host), theta, merged=False)
-        if give_up_at is None:
-            give_up_at = host.clock.now() + host.timeouts.lease
-            await ask(host, head.next_round(run.fragments) - run.fragments)
-        if host.clock.now() >= give_up_at:
-            if (older := await _older(source, head)) is not None:
-                round = head.next_round(run.fragments) - run.fragments
-                host.emit(PayloadSkipped(layout.fragment, round, theta.reason))
-                return Commit(_joined(head, host), older, merged=False, skipped=head.version)
-            raise RunMismatch(
-                f"The newest commit of fragment {layout.fragment} at {host.mailbox.url} cannot be read: "
-                f"{head.sections[0].key} is {theta.reason}.",
-                "Restore that object, or start a new run under another prefix.",
-            )
-        if newer is not None or head.version == 0:
+        if (newest := await _newest(host, run, head)) is not head:  # it may be gone because of the newer one
+            head, patience = newest, None
+            continue
+        if patience is None:
             host.emit(ObjectIgnored(head.sections[0].key, theta.reason))
+            await ask(host, head.next_round(run.fragments) - run.fragments)
+            patience = Patience.starting(host)
+        patience = patience.missed(began)
+        if patience.is_over:
+            return await _skipped(host, run, source, head, theta)
         await host.clock.sleep(host.jitter(1.0))
+
+
+async def _newest(host: Host, run: Run, head: Head) -> Head:
+    """The newest commit of a fragment from ``head`` on; ``head`` itself if there is no newer."""
+    newer = await newest_round(host.mailbox, run.id, head.fragment, run.fragments, head.version)
+    return head if newer is None else succeeded(head, newer, run.fragments, host.clock.now())
+
+
+async def _skipped(host: Host, run: Run, source: Source, head: Head, theta: Rejected) -> Commit:
+    """The newest commit, whose own parameters are lost, with those of a version before; RunMismatch without one."""
+    if (older := await _older(source, head)) is None:
+        raise RunMismatch(
+            f"The newest commit of fragment {head.fragment} at {host.mailbox.url} cannot be read: "
+            f"{head.sections[0].key} is {theta.reason}.",
+            "Restore that object, or start a new run under another prefix.",
+        )
+    host.emit(PayloadSkipped(head.fragment, head.next_round(run.fragments) - run.fragments, theta.reason))
+    return Commit(_joined(head, host), older, merged=False, skipped=head.version)
 
 
 async def _older(source: Source, head: Head) -> Flat | None:

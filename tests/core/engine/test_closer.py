@@ -412,3 +412,36 @@ def test_an_outer_state_that_is_lost_starts_anew_after_one_lease() -> None:
         assert await stored_momentum(found) == 1.0
 
     bench(main, MOMENTUM)
+
+
+class Slow:
+    """A mailbox that does not find an outer state for once, and takes two lease time-outs to say so."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.key = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._place.mailbox, name)
+
+    async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
+        if key != self.key:
+            return await self._place.mailbox.get(key, limit=limit)
+        self.key = ""
+        await asyncio.sleep(2 * TIMEOUTS.lease)
+        return None
+
+
+def test_an_outer_state_that_one_long_question_did_not_find_is_not_lost() -> None:
+    async def main(place: Place) -> None:
+        slow = Slow(place)
+        found = await Bench.of(place, "a", MOMENTUM, mailbox=slow)
+        found.live("a")
+        await committed_by_b(found, fill=0.0, momentum=8.0)
+        section = found.chain.head.section("outer")
+        assert section is not None
+        slow.key = section.key
+        await close(found, 1.0)
+        assert not slow.key and await stored_momentum(found) == 5.0
+
+    virtually(main)

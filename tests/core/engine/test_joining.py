@@ -14,11 +14,11 @@ from gradientmail_core.engine.joining import Found, checked, create_run, find_ru
 from gradientmail_core.engine.learner import Commit
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import RunMismatch, SchemaMismatch
-from gradientmail_core.events import ObjectIgnored, RunCreated, RunWaited
+from gradientmail_core.events import ObjectIgnored, PayloadSkipped, RunCreated, RunWaited
 from gradientmail_core.mailbox import Faults, FaultyMailbox, MeteredMailbox, RetryingMailbox
 from gradientmail_core.mailbox.base import Body, CreateOutcome
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.keys import MANIFEST, LeaseKey, creation_key, tape_key
+from gradientmail_core.protocol.keys import MANIFEST, LeaseKey, WantedKey, creation_key, tape_key
 from gradientmail_core.protocol.records import Claim
 from gradientmail_core.sim.checks import committed_parameters
 from gradientmail_core.sim.store import SimulatedStore, Weather
@@ -411,6 +411,24 @@ def test_a_head_whose_payload_is_unreadable_is_waited_past(damage: str) -> None:
         assert {event.key for event in place.events(ObjectIgnored)} == {section.key}
         heads[0] = await committed(host, run, heads[0], 3.0)
         check_loaded(await loading, heads)
+
+    virtually(main)
+
+
+def test_a_joiner_that_stood_still_looks_again_before_it_takes_a_payload_for_lost() -> None:
+    """Found by seed 287: a payload not found for once, then a process frozen while it told the others."""
+
+    class Frozen(Forgetful):
+        async def put(self, key: str, body: Body) -> None:
+            if key == WantedKey(0).path:
+                await asyncio.sleep(2 * TIMEOUTS.lease)
+            await self._place.mailbox.put(key, body)
+
+    async def main(place: Place) -> None:
+        run = await created(place.host())
+        joiner = place.host("b", Frozen(place, run.manifest.theta[0].key, times=1))
+        assert [commit.head.version for commit in await load_heads(joiner, run, {})] == [0] * run.fragments
+        assert place.events(PayloadSkipped) == []
 
     virtually(main)
 
