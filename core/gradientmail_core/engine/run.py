@@ -233,8 +233,10 @@ class Board:
         self.evident(fresh)
 
     def listed(self, keys: Iterable[LiveKey]) -> None:
-        """Take in one listing of ``live/``."""
+        """Take in one listing of ``live/``; of closed rounds, what it shows stands for what earlier ones did."""
         now = self.host.clock.now()
+        for fragment in range(len(self.open_rounds)):
+            self.forget_closed(fragment)
         self.heads, self.leases, self.wanted = [], [], set()
         fresh: set[str] = set()
         for key in keys:

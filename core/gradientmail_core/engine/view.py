@@ -163,14 +163,13 @@ class ChainView:
         return 1 + (order.index(self._host.node) if self._host.node in order else len(order))
 
     async def tidy(self) -> None:
-        """Remove what is left of closed rounds, if this node closes the fragment; else forget it.
+        """Remove what is left of closed rounds, if this node closes the fragment; else once it commits one.
 
         What it kept back for a joiner while it closed goes in either case: the next closer does not know of it.
         """
         if self.closing:
             await self._sweeper.tidy(self.head.fragment)
         else:
-            self._board.forget_closed(self.head.fragment)
             await self._sweeper.release()
 
     def _announce(self) -> None:

@@ -109,6 +109,18 @@ def test_forgotten_rounds_are_seen_again_if_they_are_listed_again() -> None:
     on_board(main)
 
 
+def test_a_listing_stands_for_earlier_ones_where_rounds_are_closed() -> None:
+    """Else they would add up in a node that never closes."""
+
+    async def main(place: Place, board: Board) -> None:
+        board.listed([DeltaKey(2, "b"), ClaimKey(2, 0), DeltaKey(4, "b")])
+        board.listed([DeltaKey(5, "b")])
+        assert board.closed_rounds(0) == [] and board.closed_rounds(1) == [5]
+        assert board.deltas[4] == {"b"}, "of open ones all that was seen"
+
+    on_board(main)
+
+
 @pytest.mark.parametrize(("state", "reason"), [("t", None), ("d", None), ("x", "it left")])
 def test_why_a_node_is_not_waited_for(state: LeaseState, reason: str | None) -> None:
     async def main(place: Place, board: Board) -> None:

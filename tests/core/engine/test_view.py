@@ -159,3 +159,18 @@ def test_only_the_closer_tidies(node: str, left: int) -> None:
         assert len(found.place.listed("live/deltas/")) == left
 
     bench(main, node)
+
+
+def test_who_commits_removes_what_the_last_listing_showed_though_it_did_not_close_then() -> None:
+    """Found by seed 408: closers took turns, and each had forgotten what the one before the last left and died."""
+
+    async def main(found: Bench) -> None:
+        await found.snapshot("c")
+        found.board.listed([DeltaKey(2, "c")])
+        found.chain.head = await found.commit(node="a", closer="a")
+        found.chain._announce()
+        await found.chain.tidy()
+        await found.chain._sweeper.committed(found.chain.head, [])
+        assert found.place.listed("live/deltas/") == []
+
+    bench(main, "b")
