@@ -71,12 +71,19 @@ class Follower(Closer):
             wait = min(barrier_gap(max(asked_at - stands, 0.0)), self._host.timeouts.period)
             return max(asked_at, stands) + self._host.jitter(wait)
         if attempts:
-            wait = min(commit_gap(attempts - 1, self.head.interval), self._host.timeouts.period)
-            return asked_at + self._host.jitter(wait)
+            wait = commit_gap(attempts - 1, self.head.interval, asked_at - self._missed_since())
+            return asked_at + self._host.jitter(min(wait, self._host.timeouts.period))
         if self._board.hints.get(self.head.fragment, 0) >= self.round or self._board.passed(self.round):
             return -NEVER
         published_at = self.published.at if self.published is not None else None
         return commit_expected_at(self.head, published_at, self._host.timeouts.period)
+
+    def _missed_since(self) -> float:
+        """Since when the commit is late; from this node's own snapshot on, training may wait for it, so anew."""
+        own = self.published
+        published_at = own.at if own is not None and own.round == self.round else None
+        expected_at = commit_expected_at(self.head, published_at, self._host.timeouts.period)
+        return expected_at if published_at is None else max(expected_at, published_at)
 
     def _others_look_at(self, looks: int, looked_at: float) -> float:
         """When to list who has published for the open round: only a node that follows a number of others asks."""

@@ -1,9 +1,10 @@
 """When to ask the store for what: the run's own timings say when something is due.
 
 A commit is expected one interval after the last; asked for then, and again after growing gaps of at most a
-quarter of the cycle, the first a sixteenth. Before any interval is known, at growing gaps of at most a second
-from this node's own snapshot on. While nothing is due, nothing is asked: the regular listing of ``live/`` brings
-the rest.
+quarter of the cycle, the first a sixteenth. Where the prediction is too short, gaps go on growing with the time
+that the commit is late, and a late commit costs questions as the logarithm of that time. Before any interval is
+known, at growing gaps of at most a second from this node's own snapshot on. While nothing is due, nothing is asked:
+the regular listing of ``live/`` brings the rest.
 """
 
 from gradientmail_core.engine.chain import Head
@@ -21,12 +22,15 @@ OWN_UPLOAD_CLOSINGS = 1.5
 OWN_UPLOAD_LEAST = 2.0
 
 
-def commit_gap(attempts: int, interval: float | None) -> float:
-    """Seconds to the next question for a commit after ``attempts`` without an answer."""
+def commit_gap(attempts: int, interval: float | None, late: float = 0.0) -> float:
+    """Seconds to the next question for a commit after ``attempts`` without an answer, ``late`` seconds after its time.
+
+    At most a quarter of the cycle, or of ``late`` if that is longer.
+    """
     if interval is None:
         return unknown_gap(attempts)
     first = min(FIRST_GAP, interval * PRECISION)
-    return max(min(first * 2.0 ** min(attempts, 20), interval / 4), LEAST_GAP)
+    return max(min(first * 2.0 ** min(attempts, 20), max(interval, late) / 4), LEAST_GAP)
 
 
 def unknown_gap(attempts: int) -> float:

@@ -8,7 +8,7 @@ takeover or a late write needs; an object or a question too many *per round* or 
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey, blob_round, parse_live
@@ -19,6 +19,7 @@ HINTS_KEPT = 2
 SECTIONS_MOST = 4
 OPEN_VERSIONS = 2
 SWEPT_SECONDS = 10.0
+UNPINNED_SECONDS = 20.0
 QUESTIONS_AT_ONCE = 60
 QUESTIONS_PER_ROUND = 8
 QUESTIONS_PER_SECOND = 2
@@ -29,6 +30,8 @@ class Found:
     """What lies in the store once faults have stopped: keys with their age, the calm counting at most.
 
     ``living`` are nodes by name, ``lives`` the processes there ever were; ``closed`` gives each committed round's age.
+    ``pinned`` counts each fragment's rounds that closed since a node began to join of which a beat of joining is no
+    older than :data:`UNPINNED_SECONDS`: what a lease, a listing and the removals one by one take.
     """
 
     ages: Mapping[str, float]
@@ -36,6 +39,7 @@ class Found:
     living: Collection[str]
     lives: int
     closed: Mapping[int, float]
+    pinned: Mapping[int, int] = field(default_factory=dict)
 
 
 def crowded(found: Found) -> Iterator[str]:
@@ -47,9 +51,10 @@ def crowded(found: Found) -> Iterator[str]:
     hints = sum(isinstance(parse_live(key), HeadKey) for key in found.ages)
     if hints > HINTS_KEPT * found.settings.fragments + found.lives:
         yield f"{hints} hints lie under live/"
-    kept = SECTIONS_MOST * ((OPEN_VERSIONS + 1) * found.settings.full_every + 1 + found.lives)
     payloads = Counter(round % found.settings.fragments for key in found.ages if (round := blob_round(key)) is not None)
     for fragment, count in sorted(payloads.items()):
+        versions = (OPEN_VERSIONS + 1) * found.settings.full_every + 1 + found.pinned.get(fragment, 0)
+        kept = SECTIONS_MOST * (versions + found.lives)
         if count > kept:
             yield f"{count} payloads of fragment {fragment} lie under blobs/, the bound is {kept}"
 

@@ -19,6 +19,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.events import Event, NodeGone, RoundTakenOver, SnapshotRefused
 from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, parse_live, tape_key
+from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, LeaseKey, parse_live, tape_key
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import Participant, RoundRecord, Section, digest
 from gradientmail_core.sim.accounts import imbalances
 from gradientmail_core.sim.agreement import behind, differing, fragments_of, strangers
-from gradientmail_core.sim.bounds import Found, Stretch, allowed, crowded, overspent
+from gradientmail_core.sim.bounds import UNPINNED_SECONDS, Found, Stretch, allowed, crowded, overspent
 from gradientmail_core.sim.checks import forks, manifest_of, tape
 from gradientmail_core.sim.ledger import Claim, Life, miscounted, unreported
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
@@ -72,6 +73,7 @@ class Judge:
         self._lives: list[SimulatedNode] = []
         self._compared: set[tuple[str, str]] = set()
         self._times: dict[str, float] = {}
+        self._joins: dict[tuple[str, str], tuple[float, float]] = {}
         self.may_leave = False
         self.violations: list[str] = []
 
@@ -93,7 +95,10 @@ class Judge:
 
     def wrote(self, key: str, body: bytes) -> None:
         """An object appeared in the store, or was replaced."""
-        self._times[key] = self._clock.now()
+        self._times[key] = now = self._clock.now()
+        if isinstance(lease := parse_live(key), LeaseKey) and lease.state == "j":
+            began, _ = self._joins.get(life := (lease.node, lease.tag), (now, now))
+            self._joins[life] = (began, now)
         if key.startswith("live/deltas/") and isinstance(parsed := parse_live(key), DeltaKey):
             text = _snapshot_text(body)
             if text is not None:
@@ -249,9 +254,17 @@ class Judge:
             living=[node.name for node in stage.living()],
             lives=stage.lives,
             closed={record.round: self._age(tape_key(record.round, 0), seconds) for record in records},
+            pinned=self._pinned(records),
         )
         for what in crowded(found):
             self.violated(what)
+
+    def _pinned(self, records: Sequence[RoundRecord]) -> Counter[int]:
+        """Each fragment's rounds that closed since the first of those began to join who did until lately."""
+        recent = self._clock.now() - UNPINNED_SECONDS
+        since = min((began for began, last in self._joins.values() if last >= recent), default=math.inf)
+        closed = [record.round for record in records if self._times.get(tape_key(record.round, 0), 0.0) >= since]
+        return Counter(round % self._fragments for round in closed)
 
     def _age(self, key: str, most: float) -> float:
         return min(self._clock.now() - self._times.get(key, 0.0), most)

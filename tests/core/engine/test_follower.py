@@ -71,6 +71,34 @@ def test_a_commit_is_found_soon_after_it_was_made_with_few_questions(late: float
     bench(main)
 
 
+def test_a_round_that_is_predicted_far_too_early_is_asked_for_ever_more_rarely() -> None:
+    async def main(found: Bench, metered: MeteredMailbox) -> None:
+        await expecting(found, 0.4)
+        before = metered.usage
+        await found.kept(4.0)
+        assert metered.usage.since(before).requests <= 18  # every 0.1 s makes 38
+
+    bench(main)
+
+
+def test_once_this_node_has_published_a_late_commit_is_asked_for_closely_again() -> None:
+    async def main(found: Bench, metered: MeteredMailbox) -> None:
+        await expecting(found, 0.4)
+        following = asyncio.ensure_future(found.chain.run())
+        await asyncio.sleep(8.0)
+        before = metered.usage
+        await asyncio.sleep(0.5)
+        assert metered.usage.since(before).requests <= 2
+        before = metered.usage
+        found.publish()
+        await asyncio.sleep(0.5)
+        assert metered.usage.since(before).requests >= 4
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    bench(main)
+
+
 def test_a_hint_at_the_open_round_is_followed_at_once() -> None:
     async def main(found: Bench, metered: MeteredMailbox) -> None:
         await expecting(found, 100.0)

@@ -45,6 +45,19 @@ def test_gaps_double_up_to_a_quarter_of_the_cycle(interval: float) -> None:
     assert gaps[-1] == interval / 4
 
 
+def test_a_late_commit_costs_questions_as_the_logarithm_of_its_lateness() -> None:
+    def questions(until: float) -> int:
+        late, asked = 0.0, 0
+        while late < until:
+            late, asked = late + commit_gap(asked, 0.5, late), asked + 1
+        return asked
+
+    assert commit_gap(9, 0.5, 0.4) == commit_gap(9, 0.5) == 0.125
+    assert commit_gap(9, 0.5, 4.0) == 1.0
+    assert questions(32.0) <= 27  # a quarter of the cycle for ever makes 256
+    assert questions(320.0) - questions(32.0) <= 11
+
+
 def test_a_running_grace_is_watched_closely() -> None:
     assert snapshot_gap(5, 100.0, None) == 8.0
     assert snapshot_gap(5, 100.0, 2.0) == 0.5

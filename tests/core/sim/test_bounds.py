@@ -54,6 +54,16 @@ def test_snapshots_of_rounds_that_have_just_closed_and_beats_of_the_dead_may_sta
     assert list(crowded(replace(CALM, ages={**CALM.ages, **dead}))) == []
 
 
+def test_payloads_kept_for_who_joins_may_stay_as_many_as_rounds_closed_meanwhile() -> None:
+    four_each = [blob_key(2 * round, "a", f"{part}{round:063x}") for round in range(1, 9) for part in range(4)]
+    crowd = replace(CALM, ages=dict.fromkeys(four_each, AGED))
+    (violation,) = crowded(crowd)
+    assert "32 payloads of fragment 0" in violation
+    assert list(crowded(replace(crowd, pinned={0: 3}))) == []
+    assert len(list(crowded(replace(crowd, pinned={0: 2})))) == 1
+    assert len(list(crowded(replace(crowd, pinned={1: 3})))) == 1
+
+
 def test_the_budget_grows_with_time_rounds_and_nodes_and_with_nothing_else() -> None:
     stretch = Stretch(seconds=20.0, period=1.0, nodes=3, rounds=8, fragments=2)
     may = allowed(stretch)
