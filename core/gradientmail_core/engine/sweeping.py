@@ -8,6 +8,7 @@ Records are never deleted, nor are the initial parameters. While a node is joini
 loading what was a head when it arrived.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Sequence
 
 from gradientmail_core.engine.chain import Head
@@ -22,6 +23,7 @@ HEAD_HINT_COMMITS = 3.5  # in intervals, which vary a little
 KEPT_VERSIONS = 2
 PARAMETERS = frozenset({"theta", "change"})
 ORPHANS_EVERY = 100
+REMOVED_AT_ONCE = 8
 
 
 class Sweeper:
@@ -148,8 +150,9 @@ class Sweeper:
     async def _remove(self) -> None:
         kept = {key for key in self._waiting if key.startswith(BLOBS)} if self._board.joining() else set()
         waiting, self._waiting = self._waiting - kept, kept
-        for key in sorted(waiting):
-            await self._host.mailbox.delete(key)
+        keys = sorted(waiting)
+        for start in range(0, len(keys), REMOVED_AT_ONCE):  # the task that lists must not stand still for long
+            await asyncio.gather(*(self._host.mailbox.delete(key) for key in keys[start : start + REMOVED_AT_ONCE]))
 
 
 def is_whole(round: int, sections: Sequence[Section]) -> bool:

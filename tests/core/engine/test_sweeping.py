@@ -1,5 +1,6 @@
 """Sweeping: what no one can need any more goes, and the two newest versions of every fragment are always complete."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -285,3 +286,35 @@ def test_hints_of_slow_chains_are_as_rare_as_every_fourth_commit() -> None:
         assert 5 <= written <= 6
 
     chained(main)
+
+
+def test_much_that_was_kept_back_goes_in_little_time() -> None:
+    """One request after the other would hold up the task that lists, until the others seem dead."""
+
+    class Distant:
+        def __init__(self, place: Place) -> None:
+            self._place = place
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._place.mailbox, name)
+
+        async def delete(self, key: str) -> None:
+            await asyncio.sleep(1.0)
+            await self._place.mailbox.delete(key)
+
+    async def main(place: Place) -> None:
+        run = await created(place.host())
+        chain = Chain(place, place.host("b", Distant(place)), run)
+        late = LeaseKey("late", 0, "j", 0, "0" * 16).path
+        await place.mailbox.put(late, b"{}")
+        await chain.list()
+        for _ in range(20):
+            await chain.commit()
+        await place.mailbox.delete(late)
+        await asyncio.sleep(TIMEOUTS.lease)
+        before = place.loop.time()
+        await chain.sweeper.release()
+        assert chain.complete() == [0, 19, 20]
+        assert place.loop.time() - before < TIMEOUTS.lease
+
+    virtually(main)
