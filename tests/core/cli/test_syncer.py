@@ -22,7 +22,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def leases(run: Path) -> list[str]:
-    return sorted(path.name.split("-")[1][0] for path in (run / "live/leases/s").glob("*"))
+    return sorted(path.name.split("-")[1][0] for path in (run / "live/leases/s").glob("[!.]*"))
 
 
 def until(condition, process: subprocess.Popen) -> None:
