@@ -188,7 +188,7 @@ def played(name: str, settings: DiLoCo | FactoredGossip, link: float, rounds: in
             links.append(Link(shared, clock, link / 8 / SCALE))
             kind = SimulatedNode if isinstance(settings, DiLoCo) else SimulatedGossip
             node = kind(
-                f"n{number}", links[-1], settings, clock, number, steps=10**9, step_seconds=step_seconds,  # type: ignore[arg-type]
+                f"n{number}", links[-1], settings, clock, number, steps=10**9, step_seconds=step_seconds,  # type: ignore[arg-type]  # by kind
                 min_nodes=NODES, timeouts=Timeouts(lease=3600.0, progress=36000.0), model=Heavy(),
             )  # fmt: skip
             if isinstance(node, SimulatedNode):

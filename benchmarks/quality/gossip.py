@@ -191,8 +191,9 @@ class _Fleet:
         answers = {}
         for name in gradients:
             own, mixed = gradients[name].copy(), self._mixed(self.settings.mix2, name, gradients, number)
-            for start, stop in self._spans if mixed is not None else ():
-                own[start:stop] = mixed[start:stop]  # type: ignore[index]
+            if mixed is not None:
+                for start, stop in self._spans:
+                    own[start:stop] = mixed[start:stop]
             answers[name] = own
         for name, learner in zip(self.names, self.learners, strict=True):
             if name in answers:

@@ -89,9 +89,10 @@ async def find_run(host: Host) -> Found | None:
     manifest = parse_manifest(body)
     layouts = manifest_layouts(manifest) if isinstance(manifest, Manifest) else manifest
     if isinstance(manifest, Rejected) or isinstance(layouts, Rejected):
-        reason = manifest.reason if isinstance(manifest, Rejected) else layouts.reason  # type: ignore[union-attr]
+        refused = manifest if isinstance(manifest, Rejected) else layouts
+        assert isinstance(refused, Rejected)
         raise RunMismatch(
-            f"{host.mailbox.url}/{MANIFEST} is no manifest this library can read ({reason}).",
+            f"{host.mailbox.url}/{MANIFEST} is no manifest this library can read ({refused.reason}).",
             "Use another prefix, or the version of gradientmail that created the run.",
         )
     return Found(manifest, digest(body), layouts)

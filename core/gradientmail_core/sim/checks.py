@@ -7,7 +7,7 @@ from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import MANIFEST, tape_key
 from gradientmail_core.protocol.plan import manifest_layouts
-from gradientmail_core.protocol.records import Manifest, RoundRecord, digest, parse_manifest, parse_round
+from gradientmail_core.protocol.records import Manifest, RoundRecord, Section, digest, parse_manifest, parse_round
 from gradientmail_core.sim.loop import VirtualClock
 from gradientmail_core.tensors.model import Flat
 
@@ -58,9 +58,10 @@ async def committed_parameters(mailbox: Mailbox) -> dict[str, Flat]:
     manifest, _ = await manifest_of(mailbox)
     layouts = manifest_layouts(manifest)
     assert not isinstance(layouts, Rejected), layouts
-    heads = {fragment: (0, (section,)) for fragment, section in enumerate(manifest.theta)}
+    heads: dict[int, tuple[int, tuple[Section, ...]]] = {}
+    heads.update((fragment, (0, (section,))) for fragment, section in enumerate(manifest.theta))
     for record in await tape(mailbox):
-        heads[record.round % len(layouts)] = (record.round // len(layouts), record.sections)  # type: ignore[assignment]
+        heads[record.round % len(layouts)] = (record.round // len(layouts), record.sections)
     values: dict[str, Flat] = {}
     for layout in layouts:
         flat = await parameters(Source(mailbox, _Inline(), manifest, layout), *heads[layout.fragment])

@@ -95,7 +95,8 @@ class Stage(ABC):
         await self.nodes[number].kill()
         if down is not None:
             await asyncio.sleep(down)
-            if self.nodes[number].task is None or self.nodes[number].task.done():  # type: ignore[union-attr]
+            task = self.nodes[number].task
+            if task is None or task.done():
                 self.launch(number)
 
     async def _freeze(self, number: int, seconds: float) -> None:
