@@ -258,7 +258,8 @@ def _section(fields: Fields) -> Section:
     makes = fields.optional_text("makes", SHA256)
     if (makes is not None) != (name == "change"):
         raise FieldRefused("a change does not say what it makes, or something else does")
-    return Section(name, key, fields.text("sha256", SHA256), fields.text("codec", longest=64), makes)  # type: ignore[arg-type]
+    sha256, codec = fields.text("sha256", SHA256), fields.text("codec", longest=64)
+    return Section(name, key, sha256, codec, makes)  # type: ignore[arg-type]  # the name was checked above
 
 
 def _sections(fields: Fields, name: str, most: int) -> tuple[Section, ...]:
