@@ -32,7 +32,7 @@ class GradientMailDDPStrategy(RanksMixin, DDPStrategy):  # type: ignore[misc]  #
     _hooks_class, _namespace = Hooks, NAMESPACE
 
 
-class GradientMailModelParallelStrategy(RanksMixin, ModelParallelStrategy):  # type: ignore[misc]
+class GradientMailModelParallelStrategy(RanksMixin, ModelParallelStrategy):  # type: ignore[misc]  # the base is untyped
     """A node of several processes that hold parts of the model (FSDP2, tensor parallel)."""
 
     strategy_name = "gradientmail_fsdp2"

@@ -374,7 +374,10 @@ def diloco_from(shared: Mapping[str, object]) -> DiLoCo:
         raise ConfigurationError("The run's settings are not DiLoCo's.", "Use the version that created the run.")
     parsers = {"outer": outer_from, "merge": merge_from, "partition": partition_from}
     try:
-        made = {name: parsers[name](value) if name in parsers else value for name, value in given.items()}  # type: ignore[arg-type]
+        made = {
+            name: parsers[name](value) if name in parsers else value  # type: ignore[arg-type]  # each checks what it gets
+            for name, value in given.items()
+        }
         return DiLoCo(**made)  # type: ignore[arg-type]  # checked where it is made
     except (TypeError, ValueError, AttributeError) as problem:
         raise ConfigurationError(f"The run's settings do not fit: {problem}", "Start a new run.") from problem

@@ -8,6 +8,9 @@ Deltas are taken against what the model *held* of the commit, which is not the c
 bf16 or fp16: the difference, which the node has not trained, would pull the run's fp32 parameters back to that coarse
 grid, round after round. So for a model that rounds, each commit is read back after it was written. Whether a
 fragment rounds is found out once, with numbers that only fp32 holds.
+
+Merged buffers are taken as they were committed, whatever the alignment: a variance plus what this node's has moved
+since its snapshot could come out below zero, and a statistic makes up for a few steps by itself.
 """
 
 from dataclasses import dataclass, field
@@ -31,6 +34,7 @@ from gradientmail_core.algorithms.alignment import (
 )
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.outer import Nesterov, Outer
+from gradientmail_core.tensors.buffers import buffer_spans
 from gradientmail_core.tensors.model import Flat, Model
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -97,6 +101,7 @@ class Aligner:
     ) -> None:
         self._model = model
         self._layout = layout
+        self._buffers = buffer_spans(layout)
         self._policy = policy
         self._snapshot: Flat | None = None
         self._anchor: Flat | None = None
@@ -144,6 +149,8 @@ class Aligner:
         kept = Kept.NOTHING
         if live is not None:
             kept = align(alignment, arrival, live, rebase=rebase, mode=self._mode)
+            for span in self._buffers:
+                live[span] = theta[span]
             self._model.write(self._layout, live)
         self._rebased = self._rebased + 1 if kept is Kept.EVERYTHING else 0
         self._remember(outcome if merged else None)
@@ -160,12 +167,14 @@ class Aligner:
 
     def _step_ahead(self, delta: Flat, version: int) -> None:
         """Take the provisional step, where the last round is known and this node was in it."""
-        if self._guessing is None:
+        if self._guessing is None or self._snapshot is None:
             return
         last, outcome = self._guessing
         guess = provisional(
             self._policy.outer, self.base, outcome.state, version + 1, delta, last, outcome.participants
         )
+        for span in self._buffers:
+            guess[span] = self._snapshot[span]
         self._anchor = self._written(guess)
 
     def _live(self, rebase: bool) -> Flat:

@@ -56,7 +56,7 @@ from gradientmail_core.protocol.exchange import (
 from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import DeltaKey
 from gradientmail_core.protocol.records import Refusal, RoundRecord, Section
-from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import payload_bytes_max
 from gradientmail_core.tensors.schema import FragmentLayout
@@ -226,7 +226,7 @@ class Closer(ChainView):
             return self.published.body
         if node == self._host.node:
             return None
-        limit = payload_bytes_max(self.layout, codec_named(self._run.settings.delta_codec))
+        limit = payload_bytes_max(self.layout, wire_codec(self.layout, self._run.settings.delta_codec))
         return await bounded_get(self._host.mailbox, DeltaKey(round, node).path, limit)
 
     async def _commit(self) -> Decided:

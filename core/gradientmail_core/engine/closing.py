@@ -38,6 +38,7 @@ from gradientmail_core.protocol.records import (
     digest,
     parse_snapshot,
 )
+from gradientmail_core.tensors.buffers import buffer_spans, wire_codec
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.compression import opened
 from gradientmail_core.tensors.encoded import Encoded, InMemory
@@ -77,7 +78,8 @@ def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool
 
     It keeps the codec's own bytes, in ``spool`` if one is given: a merge decodes them span by span.
     """
-    layout, codec = run.layouts[head.fragment], codec_named(run.settings.delta_codec)
+    layout = run.layouts[head.fragment]
+    codec = wire_codec(layout, run.settings.delta_codec)
     plain = opened(body, payload_bytes_max(layout, codec))
     payload = plain if isinstance(plain, Malformed) else parse_payload(plain, layout, codec)
     if isinstance(payload, Malformed):
@@ -183,14 +185,12 @@ def holds_buffers(layout: FragmentLayout) -> bool:
     Codecs of few bits share a scale among neighbours: beside a large change of a weight, a small variance could come
     out below zero. So such a fragment is committed whole.
     """
-    return any(piece.role == "buffer" for piece in layout.pieces)
+    return bool(buffer_spans(layout))
 
 
 def _buffer_means(layout: FragmentLayout, theta: Flat, delta: Flat) -> list[tuple[slice, Flat]]:
     """Where buffers lie, and their mean over the nodes."""
-    pieces = [piece for piece in layout.pieces if piece.role == "buffer"]
-    places = [slice(piece.offset, piece.offset + piece.elements) for piece in pieces]
-    return [(place, theta[place] - delta[place]) for place in places]
+    return [(place, theta[place] - delta[place]) for place in buffer_spans(layout)]
 
 
 def _set_buffers(means: Sequence[tuple[slice, Flat]], moved: Reached) -> None:

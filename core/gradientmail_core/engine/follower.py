@@ -89,7 +89,7 @@ class Follower(Closer):
         """When to list who has published for the open round: only a node that follows a number of others asks."""
         if self._follows is None or self.published is not None or self.head.interval is None:
             return NEVER
-        if len(self._reported_others()) >= self._follows:
+        if len(self._followed()) >= self._follows:
             return NEVER
         if not looks:
             return snapshots_due_at(self.head, None)

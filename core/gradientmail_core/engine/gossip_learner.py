@@ -21,6 +21,7 @@ from gradientmail_core.engine.learner import POISONED_MOST
 from gradientmail_core.engine.ledger import BEHIND, EMPTY, ROLLED_BACK, Account, Books, booked
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors import kernels
+from gradientmail_core.tensors.buffers import buffer_spans
 from gradientmail_core.tensors.model import Flat, Model, Probed
 from gradientmail_core.tensors.schema import FragmentLayout
 
@@ -433,7 +434,7 @@ class GossipLearner:
         if mixed is not None and self._settings.average_momentum:
             for index, values in enumerate(self._state[number], 1):
                 kernels.copy(mixed[index * layout.size : (index + 1) * layout.size], values)
-        buffers = [slice(p.offset, p.offset + p.elements) for p in layout.pieces if p.role == "buffer"]
+        buffers = buffer_spans(layout)
         plain = [theta[span] - gradient[span] for span in buffers]
         self._settings.outer.step(theta, gradient, self._state[number], self.state.moves + 1, participants)
         for span, values in zip(buffers, plain, strict=True):

@@ -35,6 +35,7 @@ from gradientmail_core.protocol.keys import blob_key
 from gradientmail_core.protocol.plan import manifest_schema
 from gradientmail_core.protocol.records import RECORD_LONGEST, Manifest
 from gradientmail_core.tensors import kernels
+from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, payload_bytes_max, read_metadata
@@ -140,7 +141,7 @@ def encoded_share(
 
     ``counts`` are the steps and tokens it stands for.
     """
-    codec = codec_named(_codec_name(run.settings, key, base is not None))
+    codec = wire_codec(layout, _codec_name(run.settings, key, base is not None))
     if base is not None:
         difference = np.empty(layout.size, np.float32)
         kernels.subtract(values, base.values, difference)
@@ -182,7 +183,9 @@ async def read_share(
     host: Host, run: GossipRun, means: Means, key: ShareKey, layout: FragmentLayout, incarnation: str | None
 ) -> Vector | Rejected | None:
     """The share at ``key``; None if it is not there (yet)."""
-    body = await bounded_get(host.mailbox, key.path, payload_bytes_max(layout, codec_named("F32")) + 2**16)
+    codecs = ("F32", _codec_name(run.settings, key, True))
+    limit = max(payload_bytes_max(layout, wire_codec(layout, codec)) for codec in codecs)
+    body = await bounded_get(host.mailbox, key.path, limit + 2**16)
     if body is None:
         return None
     vector = await host.clock.compute(lambda: opened_share(run, means, key, layout, incarnation, body))
@@ -215,7 +218,7 @@ def opened_share(
         return Rejected(f"of another codec, {record.codec[:40]!r}")
     if record.base and (key.kind != "start" or means.named(key.fragment, record.base) is None):
         return record.base if key.kind == "start" else Rejected("a difference where none is used")
-    codec = codec_named(record.codec)
+    codec = wire_codec(layout, record.codec)
     payload = parse_payload(body, layout, codec)
     if isinstance(payload, Malformed):
         return Rejected(payload.reason)
@@ -290,7 +293,7 @@ async def mean_values(host: Host, run: GossipRun, means: Means, record: MeanReco
 async def read_blob(host: Host, blob: Blob, layout: FragmentLayout) -> Flat | Rejected:
     """A payload's values (fp32, writable), checked against the digest in its record, and finite."""
     try:
-        codec = codec_named(blob.codec)
+        codec = wire_codec(layout, blob.codec)
     except ConfigurationError:
         return Rejected(f"the codec {blob.codec[:40]!r} is not known")
     body = await bounded_get(host.mailbox, blob.key, payload_bytes_max(layout, codec))
@@ -334,7 +337,7 @@ def encoded_mean(
 ) -> EncodedMean:
     """The mean as a change to ``base`` and in full. Both say the same: ``mean`` becomes base plus decoded change."""
     wire, number = run.wires[fragment], payload_number(round, fragment, len(run.layouts))
-    narrow = codec_named(run.settings.mean_codec)
+    narrow = wire_codec(wire, run.settings.mean_codec)
     difference = np.empty(wire.size, np.float32)
     kernels.subtract(mean, base.values, difference)
     change_body, change = encode_section("change", wire, narrow, difference)

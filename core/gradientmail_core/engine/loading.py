@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -150,7 +151,7 @@ async def _added(source: Source, theta: Flat, changes: Sequence[Section]) -> Fla
     for value in values:
         if isinstance(value, Rejected):
             return value
-        theta = await source.clock.compute(lambda old=theta, new=value: changed(old, new, source.master))  # type: ignore[misc]
+        theta = await source.clock.compute(partial(changed, theta, value, source.master))
     if changes and await source.clock.compute(lambda: made_by(theta, source.master)) != changes[-1].makes:
         return Rejected("the changes make other parameters than the record names")
     return theta

@@ -40,7 +40,7 @@ from gradientmail_core.events import (
 from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
 from gradientmail_core.protocol.leases import lease_body
 from gradientmail_core.protocol.records import StoreClass
-from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout, Schema
 
@@ -231,7 +231,7 @@ class Node(Life):
         started = self._host.clock.now()
         round = (snapshot.version + 1) * run.fragments + snapshot.fragment
         feedback = fragment.feedback
-        codec, compression = codec_named(run.settings.delta_codec), run.settings.compression
+        codec, compression = wire_codec(fragment.layout, run.settings.delta_codec), run.settings.compression
         published = await self._host.clock.compute(
             lambda: encoded_snapshot(self._host, run, snapshot, round, fragment.layout, feedback)
         )

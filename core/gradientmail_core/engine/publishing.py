@@ -15,7 +15,7 @@ from gradientmail_core.engine.closing import SNAPSHOT_METADATA
 from gradientmail_core.engine.learner import Snapshot
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.protocol.records import SnapshotRecord, digest
-from gradientmail_core.tensors.codecs import codec_named
+from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.error_feedback import Feedback, Residual, compensated, for_codec, residual_after
 from gradientmail_core.tensors.kernels import subtract
 from gradientmail_core.tensors.payload import data_parts, encode_payload
@@ -44,7 +44,7 @@ def encoded_snapshot(
     ``feedback`` is the fragment's, if error feedback is on.
     """
     subtract(snapshot.base, snapshot.values, snapshot.values)
-    codec = codec_named(run.settings.delta_codec)
+    codec = wire_codec(layout, run.settings.delta_codec)
     decay = run.settings.feedback_decay
     if feedback is not None and decay is not None:
         settled = for_codec(feedback, codec.name).settled

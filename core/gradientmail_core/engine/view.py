@@ -190,7 +190,7 @@ class ChainView:
         if self._run.settings.follow is False or self.published is not None:
             return NEVER
         if self._follows is not None:
-            return -NEVER if len(self._reported_others()) >= self._follows else NEVER
+            return -NEVER if len(self._followed()) >= self._follows else NEVER
         if self.head.interval is None:
             return NEVER
         if self._run.settings.overlap_steps == 0:  # it would stand still from then on, and others for it
@@ -206,6 +206,15 @@ class ChainView:
     def _reported_others(self) -> set[str]:
         """The others that are known to have published for the open round."""
         return (self._board.deltas.get(self.round, set()) | self.gathering.heard) - {self._host.node}
+
+    def _followed(self) -> set[str]:
+        """Those of them whose pace this node goes by: not who has left or is about to, nor who fell silent since."""
+        leavers = self._board.leavers()
+        return {
+            node
+            for node in self._reported_others()
+            if node not in leavers and self._board.may_live(node, self.started_at)
+        }
 
     def _stands_since(self) -> float | None:
         """Since when training stands still for this round (``overlap_steps=0``); None if it does not."""

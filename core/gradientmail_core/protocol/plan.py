@@ -30,7 +30,8 @@ def plan_rows(layouts: Sequence[FragmentLayout]) -> tuple[tuple[tuple[str, int, 
 
 def manifest_schema(manifest: Manifest) -> Schema:
     """The run's schema."""
-    return Schema.of(TensorSpec(name, shape, role) for name, shape, role in manifest.schema)  # type: ignore[arg-type]
+    rows = manifest.schema
+    return Schema.of(TensorSpec(name, shape, role) for name, shape, role in rows)  # type: ignore[arg-type]  # read as such
 
 
 def manifest_layouts(manifest: Manifest) -> tuple[FragmentLayout, ...] | Rejected:

@@ -151,6 +151,26 @@ def test_an_eager_step_is_undone_where_the_snapshot_was_not_merged() -> None:
     assert node.value == pytest.approx(3.0 - 2.25)
 
 
+@pytest.mark.parametrize("rebase", [False, True])
+@pytest.mark.parametrize("alignment", [Overwrite(), Blend(0.5), Carry(), Adaptive(), Eager()])
+def test_merged_buffers_are_taken_as_committed(alignment: Alignment, rebase: bool) -> None:
+    """This node's variance fell by 40 since its snapshot; the run's mean is 10, and must not become -30."""
+    pieces = (replace(LAYOUT.pieces[0], role="buffer"), *LAYOUT.pieces[1:])
+    layout, count = replace(LAYOUT, pieces=pieces), pieces[0].elements
+    model = ToyModel()
+    aligner = Aligner(model, layout, full(50.0), Policy(alignment, rebase, SGD(2.0)))
+    values = np.empty(layout.size, np.float32)
+    for version, merged in enumerate((True, True, False)):
+        model.read(layout, values)
+        aligner.taken(values, version)
+        model.read(layout, values)
+        assert (values[:count] == (50.0 if version == 0 else 10.0)).all(), "nobody guesses a statistic"
+        model.poison(10.0 if version == 0 else 0.5)
+        aligner.arrived(full(10.0), merged=merged, cosine=0.9, outcome=Outcome((), full(100.0), 0.5, 2))
+        model.read(layout, values)
+        assert (values[:count] == 10.0).all()
+
+
 def test_a_rolled_back_fragment_carries_nothing() -> None:
     node = Node(Policy(Carry()))
     node.train(0.5)

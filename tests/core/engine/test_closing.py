@@ -214,6 +214,21 @@ def test_buffers_take_the_mean_whatever_the_outer_optimizer() -> None:
     assert (result.theta[count:] < 7.5).all()
 
 
+@pytest.mark.parametrize("codec", ["BF16", "F8_E4M3", "F4", "INT2", "TOPK(64/4096,INT2)"])
+def test_buffers_stay_exact_where_deltas_are_lossy(codec: str) -> None:
+    """A variance of 1000 falls to 0.1: its delta, rounded to bf16, would leave 0.0 or less of it."""
+    run = run_of(replace(PLAIN, delta_codec=codec, outer=SGD(1.0)))
+    layout = run.layouts[0]
+    pieces = (replace(layout.pieces[0], role="buffer"), *layout.pieces[1:])
+    run = replace(run, layouts=(replace(layout, pieces=pieces), *run.layouts[1:]))
+    count, theta = pieces[0].elements, np.full(SIZE, 1000.0, np.float32)
+    trained = accepted("b", run=run, base=theta, values=theta - np.float32(999.9))
+    result = merger(run, first_head(run), theta, OuterState(()), [trained])
+    assert result is not None
+    assert result.theta[:count] == pytest.approx(0.1, abs=1e-4)
+    assert not np.allclose(result.theta[count:], 0.1, atol=1e-3), "the others are rounded"
+
+
 def test_buffers_stay_exact_where_commits_are_lossy() -> None:
     """A variance of 0.01 beside a weight that moves by 100: four bits for both would leave nothing of it."""
     run = run_of(replace(PLAIN, commit_codec="INT4", full_every=4))

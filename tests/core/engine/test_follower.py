@@ -172,6 +172,27 @@ def test_who_follows_two_others_publishes_early_once_both_have() -> None:
     bench(main, replace(SETTINGS, follow=2))
 
 
+@pytest.mark.parametrize("how", ["left", "leaves", "crashed"])
+def test_the_snapshot_of_who_is_gone_hurries_nobody(how: str) -> None:
+    async def main(found: Bench, metered: MeteredMailbox) -> None:
+        found.live("a", "b", "c", "d")
+        await expecting(found, 10 * TIMEOUTS.lease)
+        found.board.reported(found.chain.round, ["d"])
+        if how != "crashed":
+            found.live("d", state="x" if how == "left" else "d", beat=1)
+        keeping = asyncio.ensure_future(beating(found, "a", "b", "c", "e"))
+        await found.kept(TIMEOUTS.lease + 0.1)
+        found.board.reported(found.chain.round, ["c"])
+        await found.kept(1.0)
+        assert found.wishes == []
+        found.board.reported(found.chain.round, ["e"])
+        await found.kept(1.0)
+        assert set(found.wishes) == {True}, "two who live"
+        keeping.cancel()
+
+    bench(main, replace(SETTINGS, follow=2))
+
+
 # -- taking over -------------------------------------------------------------------------------------------
 
 

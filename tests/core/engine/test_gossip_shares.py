@@ -62,6 +62,24 @@ def test_coarse_codecs_round_the_step_and_not_the_parameters():
     assert np.abs(values_of(vector, step.size) - 2.0 - step).max() < 2e-4
 
 
+def test_merged_buffers_stay_exact_in_starts_and_means():
+    async def main(place):
+        here = await place.surroundings("a", replace(ROUGH, mean_codec="INT4"))
+        wire = here.run.wires[0]
+        pieces = (replace(wire.pieces[0], role="buffer"), *wire.pieces[1:])
+        here = replace(here, run=replace(here.run, wires=(replace(wire, pieces=pieces), *here.run.wires[1:])))
+        wire, count = here.run.wires[0], pieces[0].elements
+        exact = np.linspace(0.1, 300.0, wire.size, dtype=np.float32)
+        key, body = start_of(here, exact)
+        vector = opened_share(here.run, here.means, key, wire, here.host.incarnation, body)
+        made = encoded_mean(here.host, here.run, 3, 0, exact.copy(), here.means.newest(0), 160)
+        for values in (values_of(vector, wire.size), made.mean.values):
+            assert values[:count] == pytest.approx(exact[:count], rel=1e-6)
+            assert not np.allclose(values[count:], exact[count:], rtol=1e-3)
+
+    virtually(main)
+
+
 def test_a_base_that_is_not_here_is_fetched():
     async def main(place):
         here, there = await place.surroundings("a"), await place.surroundings("b")
