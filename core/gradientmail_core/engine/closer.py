@@ -19,6 +19,7 @@ from gradientmail_core.engine.closing import (
     round_record,
 )
 from gradientmail_core.engine.election import next_closer
+from gradientmail_core.engine.fetching import LISTING, Fetches, asked_for
 from gradientmail_core.engine.gathering import (
     Accepted,
     Gathering,
@@ -54,7 +55,7 @@ from gradientmail_core.protocol.exchange import (
     written,
 )
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.keys import DeltaKey
+from gradientmail_core.protocol.keys import DeltaKey, delta_prefix, parse_live
 from gradientmail_core.protocol.records import Refusal, RoundRecord, Section
 from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.model import Flat
@@ -78,7 +79,7 @@ class Closer(ChainView):
 
     async def _gathered(self) -> Decided | None:
         """Gather until the round closes; another node's commit if that comes first."""
-        fetching: dict[str, asyncio.Task[None]] = {}
+        fetches = Fetches()
         attempts = 0
         asked_at = -NEVER
         before, looked_at, looks = asked_at, self._host.clock.now(), 0
@@ -89,9 +90,9 @@ class Closer(ChainView):
                 self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from())
                 closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
-                    await self._last_call(fetching)
+                    await self._last_call(fetches)
                     break
-                self._take_own(fetching)
+                self._take_own(fetches)
                 look_at = self._look_at(looked_at, looks)
                 if now >= look_at:
                     looked_at, looks = now, looks + 1
@@ -100,7 +101,7 @@ class Closer(ChainView):
                         return state
                 ask_at = self._snapshots_ask_at(attempts, asked_at, closes)
                 if now >= ask_at:
-                    self._fetch_missing(fetching)
+                    self._fetch_missing(fetches)
                     attempts, before, asked_at = attempts + 1, asked_at, now
                     continue
                 hurry_at = self._hurried(now)
@@ -110,9 +111,7 @@ class Closer(ChainView):
                     until = min(until, self._early_count_from())
                 await self.bell.wait(self._host.clock, until - now)
         finally:
-            for task in fetching.values():
-                task.cancel()
-                task.add_done_callback(_heard)
+            fetches.abandon()
         self._learn_lag(attempts, asked_at, before)
         return None
 
@@ -136,18 +135,17 @@ class Closer(ChainView):
         trains = self._host.node in self._board.live_learners() and self._host.node not in self.gathering.heard
         return NEVER if trains else self._expected_at()
 
-    async def _last_call(self, fetching: dict[str, asyncio.Task[None]]) -> None:
+    async def _last_call(self, fetches: Fetches) -> None:
         """Ask once more for what is missing, so that nothing is left out that was there when the grace ended.
 
         A snapshot that a listing showed is there: its download is given longer than a question.
         """
-        self._fetch_missing(fetching)
-        usual, listed = self.head.estimates, self._board.deltas.get(self.round, set())
-        asking = {node: task for node, task in fetching.items() if not task.done()}
-        if asking:
+        self._fetch_missing(fetches)
+        usual = self.head.estimates
+        if asking := fetches.running():
             await self._first_of(list(asking.values()), max(usual.sync, LAST_CALL_SECONDS))
-        arriving = [task for node, task in asking.items() if node in listed and not task.done()]
-        if arriving:
+        listed = self._board.deltas.get(self.round, set())
+        if arriving := [task for node, task in fetches.running().items() if node in listed]:
             await self._first_of(arriving, LAST_CALL_CLOSINGS * (usual.quorum + usual.sync))
 
     async def _first_of(self, tasks: list[asyncio.Task[None]], seconds: float) -> None:
@@ -175,13 +173,12 @@ class Closer(ChainView):
         listed = bool(self._board.deltas.get(self.round))
         return snapshots_expected_at(self.head, own.at if own else None, listed, self._host.timeouts.period, self._lag)
 
-    def _take_own(self, fetching: dict[str, asyncio.Task[None]]) -> None:
+    def _take_own(self, fetches: Fetches) -> None:
         """This node's own snapshot needs no request."""
         me, own = self._host.node, self.published
-        if me in fetching and fetching[me].done():
-            fetching[me].result()
-        if own is not None and own.round == self.round and me not in self.gathering.heard and me not in fetching:
-            fetching[me] = asyncio.ensure_future(self._fetch(me, self.round))
+        mine = own is not None and own.round == self.round and me not in self.gathering.heard
+        if fetches.idle(me) and mine and me not in fetches:
+            fetches.begin(me, self._fetch(me, self.round, fetches.lines))
 
     def _look_at(self, looked_at: float, looks: int) -> float:
         """When to look (again) whether another node committed the round.
@@ -196,17 +193,33 @@ class Closer(ChainView):
         due_at = looked_at if looks else max(looked_at, self._expected_at())
         return min(due_at + late, looked_at + LOOK_PERIODS * period)
 
-    def _fetch_missing(self, fetching: dict[str, asyncio.Task[None]]) -> None:
-        expected = set(self._board.live_learners()) | self._board.deltas.get(self.round, set())
-        expected.discard(self._host.node)  # its own is taken as soon as it is there
-        for node in sorted(expected - self.gathering.heard):
-            if node in fetching and fetching[node].done():
-                fetching[node].result()
-            if node not in fetching or fetching[node].done():
-                fetching[node] = asyncio.ensure_future(self._fetch(node, self.round))
+    def _fetch_missing(self, fetches: Fetches) -> None:
+        listed = self._board.deltas.get(self.round, set())
+        missing = {*self._board.live_learners(), *listed} - self.gathering.heard
+        missing.discard(self._host.node)  # its own is taken as soon as it is there
+        nodes, listing = asked_for(missing, listed)
+        for node in nodes:
+            if fetches.idle(node):
+                fetches.begin(node, self._fetch(node, self.round, fetches.lines))
+        if listing and fetches.idle(LISTING):
+            fetches.begin(LISTING, self._list_round(fetches))
 
-    async def _fetch(self, node: str, round: int) -> None:
-        body = await self._snapshot_body(node, round)
+    async def _list_round(self, fetches: Fetches) -> None:
+        """List the round's snapshots and fetch those that this closer does not have yet."""
+        await self._look_for_others()
+        for node in sorted(self._board.deltas.get(self.round, set()) - self.gathering.heard - {self._host.node}):
+            if fetches.idle(node):
+                fetches.begin(node, self._fetch(node, self.round, fetches.lines))
+
+    async def _look_for_others(self) -> None:
+        """List who has published for the open round."""
+        round = self.round
+        keys = [parse_live(entry.key) async for entry in self._host.mailbox.list(delta_prefix(round))]
+        self._board.reported(round, sorted(key.node for key in keys if isinstance(key, DeltaKey)))
+
+    async def _fetch(self, node: str, round: int, lines: asyncio.Semaphore) -> None:
+        async with lines:
+            body = await self._snapshot_body(node, round)
         if body is None:
             return
         head, spool = self.head, None if node == self._host.node else self._spool
@@ -370,12 +383,6 @@ class Closer(ChainView):
 
     def _no_outer(self) -> OuterState:
         return OuterState(tuple(np.zeros(self.layout.size, np.float32) for _ in self._run.settings.outer.state_names()))
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Take note of an abandoned download's error, so that nothing is logged about it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _void(gathering: Gathering) -> Gathering:

@@ -23,7 +23,7 @@ from gradientmail_core.protocol.exchange import (
     create_once,
     read_round,
 )
-from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, delta_prefix, parse_live
+from gradientmail_core.protocol.keys import ClaimKey
 from gradientmail_core.protocol.records import Claim, parse_claim
 
 CLAIMS_MOST = 1000
@@ -94,10 +94,6 @@ class Follower(Closer):
         if not looks:
             return snapshots_due_at(self.head, None)
         return looked_at + self._host.jitter(min(commit_gap(looks - 1, self.head.interval), self._host.timeouts.period))
-
-    async def _look_for_others(self) -> None:
-        keys = [parse_live(entry.key) async for entry in self._host.mailbox.list(delta_prefix(self.round))]
-        self._board.reported(self.round, sorted(key.node for key in keys if isinstance(key, DeltaKey)))
 
     def _takeover_at(self, now: float) -> tuple[float, str]:
         """When this node should close the round in the closer's place, and why."""

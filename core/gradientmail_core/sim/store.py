@@ -24,6 +24,7 @@ LATE_SECONDS = 15.0
 SILENT_SECONDS = 10.0
 THROTTLED_SECONDS = 1.0
 LARGE_BYTES = 1 << 16
+PAGE_KEYS = 1000  # an answer to a LIST request holds no more
 UP, DOWN = 0, 1
 
 
@@ -189,6 +190,7 @@ class SimulatedStore:
         self.traffic.lists += 1
         await self._request()
         entries = [entry async for entry in self._inner.list(prefix, after=after)]
+        self.traffic.lists += max(len(entries) - 1, 0) // PAGE_KEYS
         if self._random.random() < self.weather.listing_lags:
             entries = [entry for entry in entries for _ in range(self._random.choices((0, 1, 2), (2, 7, 1))[0])]
         self._random.shuffle(entries)

@@ -178,6 +178,34 @@ def test_a_snapshot_that_nobody_announced_is_merged_if_it_is_there_at_the_end() 
     bench(main)
 
 
+@pytest.mark.parametrize(("nodes", "most_gets", "most_lists"), [(5, 40, 0), (40, 45, 16), (160, 165, 16)])
+def test_what_a_round_asks_grows_with_what_is_there_and_not_with_nodes_times_questions(
+    nodes: int, most_gets: int, most_lists: int
+) -> None:
+    """Half of the nodes report late, while the closer asks again and again; each snapshot is read once."""
+
+    async def placed(place: Place) -> None:
+        metered = MeteredMailbox(place.mailbox)
+        found = await Bench.of(place, "a", replace(PLAIN, quorum_size=nodes, grace_seconds=0.0), metered)
+        others = [f"n{number:03d}" for number in range(nodes - 1)]
+        found.others |= {name: replace(found.others["b"], node=name) for name in others}
+        found.live("a", *others)
+        before = metered.usage
+        found.publish()
+        task = asyncio.ensure_future(found.advanced())
+        for name in others[: len(others) // 2]:
+            await found.snapshot(name)
+        await asyncio.sleep(9.0)
+        for name in others[len(others) // 2 :]:
+            await found.snapshot(name)
+        await task
+        assert len(merged(closed(found))) == nodes
+        spent = metered.usage.since(before)
+        assert spent.gets <= most_gets and spent.lists <= most_lists
+
+    virtually(placed)
+
+
 def test_absurd_claims_do_not_end_the_round() -> None:
     async def main(found: Bench) -> None:
         found.live("a", "b")
