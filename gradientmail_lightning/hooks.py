@@ -72,9 +72,14 @@ class SessionHooks:
         self._strategy.abort_run(f"{type(exception).__name__}: {exception}".removesuffix(": "))
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
-        """Note which checkpoint directories are left to Lightning, which chooses them after this."""
+        """Note which checkpoint directories are left to Lightning, which chooses them after this.
+
+        What the node's last process handed off must be there before anything is restored.
+        """
         callbacks = cast("list[ModelCheckpoint]", trainer.checkpoint_callbacks)
         self._unnamed = [callback for callback in callbacks if getattr(callback, "dirpath", "") is None]
+        if stage == "fit":
+            self._strategy.set_up_fit(trainer)
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Let nodes that share a disk write their checkpoints side by side, not over each other's."""

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
 
 from gradientmail_lightning.hooks import SessionHooks
-from gradientmail_lightning.strategy import RanksMixin, SingleMixin
+from gradientmail_lightning.kinds import RanksMixin, SingleMixin
 
 NAMESPACE = "lightning.pytorch"
 
@@ -35,7 +35,7 @@ class GradientMailModelParallelStrategy(RanksMixin, ModelParallelStrategy):
     """A node of several processes that hold parts of the model (FSDP2, tensor parallel)."""
 
     strategy_name = "gradientmail_fsdp2"
-    _hooks_class, _namespace = Hooks, NAMESPACE
+    _hooks_class, _namespace, _hands_off = Hooks, NAMESPACE, False
 
 
 for _kind in (GradientMailStrategy, GradientMailDDPStrategy, GradientMailModelParallelStrategy):

@@ -8,7 +8,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
 
 from gradientmail_lightning.hooks import SessionHooks
-from gradientmail_lightning.strategy import RanksMixin, SingleMixin
+from gradientmail_lightning.kinds import RanksMixin, SingleMixin
 
 NAMESPACE = "pytorch_lightning"
 
@@ -36,7 +36,7 @@ class GradientMailModelParallelStrategy(RanksMixin, ModelParallelStrategy):  # t
     """A node of several processes that hold parts of the model (FSDP2, tensor parallel)."""
 
     strategy_name = "gradientmail_fsdp2"
-    _hooks_class, _namespace = Hooks, NAMESPACE
+    _hooks_class, _namespace, _hands_off = Hooks, NAMESPACE, False
 
 
 for _kind in (GradientMailStrategy, GradientMailDDPStrategy, GradientMailModelParallelStrategy):

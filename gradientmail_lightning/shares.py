@@ -12,7 +12,7 @@ decision, so all of them keep their sizes.
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, elastic, why_rigid
 
@@ -20,10 +20,12 @@ from gradientmail_core.adapters.torch_loaders import ElasticStream, Share, elast
 class BatchShares:
     """The streams behind the train loaders of one fit. ``size`` is how large a batch should be now.
 
+    Without it batches keep their size, and all that a stream adds is that its place in the data can be told.
+
     With ``one_pass`` an epoch is one pass over the data, of as many batches as that takes.
     """
 
-    def __init__(self, size: Share, warn: Callable[[str], None], *, one_pass: bool = False) -> None:
+    def __init__(self, size: Share | None, warn: Callable[[str], None], *, one_pass: bool = False) -> None:
         self._size = size
         self._one_pass = one_pass
         self._warn = warn
@@ -40,15 +42,18 @@ class BatchShares:
         """``loader``, or a copy of it whose batches follow the share."""
         if self._complete:
             self._streams, self._complete = [], False
-        reason = why_rigid(loader)
+        if self._size is None and hasattr(loader, "load_state_dict"):
+            return loader  # its place is in Lightning's own state
+        reason = why_rigid(loader) or (_why_untold(loader) if self._size is None else None)
         if reason is not None:
             self._keep(reason)
             return loader
         kept = cast(DataLoader[object], loader)
         nominal = cast(BatchSampler, kept.batch_sampler).batch_size
-        taken, stream = elastic(kept, lambda: self._size_in(nominal), one_pass=self._one_pass)
+        one_pass = self._one_pass and self._size is not None
+        taken, stream = elastic(kept, lambda: self._size_in(nominal), one_pass=one_pass)
         self._streams.append(stream)
-        if len(self._streams) > 1:
+        if len(self._streams) > 1 and self._size is not None:
             self._keep("there are several of them")
         if self._saved:
             stream.load_state_dict(self._saved.pop(0))
@@ -69,9 +74,15 @@ class BatchShares:
         self._saved = list(states)
 
     def _size_in(self, nominal: int) -> int:
-        return self._size() if len(self._streams) == 1 else nominal
+        return self._size() if self._size is not None and len(self._streams) == 1 else nominal
 
     def _keep(self, reason: str) -> None:
         if not self._warned:
             self._warn(reason)
         self._warned = True
+
+
+def _why_untold(loader: object) -> str | None:
+    """Why a stream could not tell its place in the data of ``loader``; None if it can."""
+    streamed = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    return "an IterableDataset is read from its beginning" if streamed else None

@@ -11,7 +11,7 @@ samples do, with the next step. A GAN's two optimizers in one batch are one step
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
@@ -21,19 +21,37 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from gradientmail_core.adapters.seeding import node_seed
 from gradientmail_core.adapters.torch import Buffers, TorchModel
-from gradientmail_core.adapters.torch_distributed import Alone, Processes, Ranks
+from gradientmail_core.adapters.torch_distributed import Alone, Processes
+from gradientmail_core.adapters.torch_handoff import check_names
 from gradientmail_core.adapters.torch_loaders import Share, in_own_order, samples_in
 from gradientmail_core.adapters.torch_queue import SharedQueueDataset
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.events import Event, RunCreated, RunJoined, RunResumed, RunWaited, SessionEnded, log_event
+from gradientmail_core.events import (
+    Callback,
+    Event,
+    RunCreated,
+    RunJoined,
+    RunResumed,
+    RunWaited,
+    SessionEnded,
+    log_event,
+)
 from gradientmail_core.session import Algorithm, Session, default_node
-from gradientmail_core.session.environment import PREFIX, Plain, algorithm_from, algorithm_with, mailbox_from
+from gradientmail_core.session.environment import (
+    PREFIX,
+    Plain,
+    algorithm_from,
+    algorithm_with,
+    handoff_from,
+    mailbox_from,
+    role_from,
+)
 from gradientmail_core.tensors.model import Model
 from gradientmail_lightning.dealing import Dealing
 from gradientmail_lightning.evaluating import checked_choice, committed, evaluation
 from gradientmail_lightning.following import follow
+from gradientmail_lightning.handing import MARK, FitHandoff
 from gradientmail_lightning.hooks import SessionHooks
 from gradientmail_lightning.interrupts import interruptible_waits
 from gradientmail_lightning.shares import BatchShares
@@ -61,8 +79,15 @@ class GradientMailMixin(_Stock):
     * ``min_nodes``: nodes to wait for before training starts.
     * ``syncer``: the same on every node, names the one that creates the run and closes all its rounds, for stores
       without a conditional create (default: the environment's ``GRADIENTMAIL_SYNCER``, else none).
+    * ``role``: "both", "learner" for a node that never closes rounds, or "either" for one that stops training and
+      closes for all while the run has elected it its syncer (default: ``GRADIENTMAIL_ROLE``, else "both").
     * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is
       silent, or alive without taking steps.
+    * ``close_timeout``: seconds without a commit after which a node that leaves gives up the rounds in flight.
+    * ``handoff_every``: every so many steps the fit's whole state is kept in the mailbox, and a process that starts
+      under the same ``node`` goes on from there (default: ``GRADIENTMAIL_HANDOFF_EVERY``, else never; see
+      :mod:`gradientmail_lightning.handing`).
+    * ``callbacks`` receive every event of the session, such as sinks; the default logs them. They are not Lightning's.
     * ``tokens``: samples or tokens in a batch (default: ``input_ids``, else the batch's length).
     * ``own_order``: shuffle differently from every other node.
     * ``buffers``: ``"mean"`` merges floating-point buffers (a BatchNorm's statistics) too, on every node;
@@ -78,6 +103,7 @@ class GradientMailMixin(_Stock):
 
     _hooks_class: ClassVar[type[SessionHooks]]
     _namespace: ClassVar[str]
+    _hands_off: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -87,8 +113,12 @@ class GradientMailMixin(_Stock):
         node: str | None = None,
         min_nodes: int = 1,
         syncer: str | None = None,
+        role: str | None = None,
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
+        close_timeout: float | None = None,
+        handoff_every: int | None = None,
+        callbacks: Sequence[Callback] = (log_event,),
         tokens: Tokens | None = None,
         own_order: bool = True,
         buffers: Buffers | None = None,
@@ -109,11 +139,21 @@ class GradientMailMixin(_Stock):
         self.mailbox = str(mailbox) if mailbox else mailbox_from(os.environ)
         given = algorithm_with(algorithm) if isinstance(algorithm, dict) else algorithm
         self.algorithm = given or algorithm_from(os.environ)
-        self.node = node or os.environ.get(PREFIX + "NODE") or default_node()
+        named = node or os.environ.get(PREFIX + "NODE")
+        self.node = named or default_node()
         self.min_nodes = min_nodes
         self.syncer = syncer or os.environ.get(PREFIX + "SYNCER")
         self.lease_timeout = lease_timeout
+        self.role = role_from(role, os.environ)
         self.progress_timeout = progress_timeout
+        self.close_timeout = close_timeout
+        self.handoff_every = handoff_from(handoff_every, named, os.environ)
+        self._callbacks = tuple(callbacks)
+        self._handoff = FitHandoff(self)
+        if self.handoff_every is not None and not self._hands_off:
+            raise ConfigurationError(
+                "handoff_every cannot hand off a model in parts.", "Keep checkpoints on disk, or leave it out."
+            )
         self._tokens = tokens or samples_in
         self._own_order = own_order
         self._buffers = buffers
@@ -121,7 +161,7 @@ class GradientMailMixin(_Stock):
         self._evaluate = checked_choice(evaluate)
         self.follows_run = follow_run
         self.own_directories = own_directories
-        self._shares = BatchShares(self._batch_size, self._warn_of_rigid, one_pass=epoch == "samples")
+        self._shares = BatchShares(self.share, self._warn_of_rigid, one_pass=epoch == "samples")
         self._dealing = Dealing(self)
         self._may_join = self._early = False
         self._share = 0
@@ -185,11 +225,21 @@ class GradientMailMixin(_Stock):
             return loader
         if self._own_order:
             loader = in_own_order(loader, self.node, torch.initial_seed() + trainer.current_epoch)
+        elif self.handoff_every is not None:
+            self._handoff.note_order(loader)
         if not self._arranges(trainer):
             return loader
         if isinstance(getattr(loader, "dataset", None), SharedQueueDataset):
             return self._dealing.taken(cast("DataLoader[object]", loader))
-        return self._shares.taken(loader) if self.algorithm.global_batch_size is not None else loader
+        return self._shares.taken(loader) if self.share is not None or self.handoff_every is not None else loader
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
+        """The stock restoring; what was handed off lacks frozen parameters, which stay as they are."""
+        handed = checkpoint.get(MARK, False)
+        if handed:
+            assert self.lightning_module is not None
+            check_names(self.lightning_module, cast("Mapping[str, object]", checkpoint["state_dict"]))
+        super().load_model_state_dict(checkpoint, strict=strict and not handed)
 
     def _arranges(self, trainer: "Trainer") -> bool:
         """Not for a tuner, which has put the hooks aside; not where the same few batches are wanted again."""
@@ -214,6 +264,17 @@ class GradientMailMixin(_Stock):
             self._stepped = True
 
     # -- one fit -------------------------------------------------------------------------------------------
+
+    def set_up_fit(self, trainer: "Trainer") -> None:
+        """Let the trainer restore what this node handed off, if hand-offs are asked for."""
+        if self.handoff_every is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # set later
+            self._handoff.look_up(trainer)
+
+    @property
+    def fitting(self) -> "Trainer":
+        """The trainer of the fit that is under way."""
+        assert self._trainer is not None
+        return self._trainer
 
     def begin_training(self, trainer: "Trainer") -> None:
         """Join the run, unless the data needed it earlier. Raises what :meth:`enter_run` raises."""
@@ -245,6 +306,7 @@ class GradientMailMixin(_Stock):
             adapter.track_optimizer(optimizer)
         if self._buffers is None:
             self._note_buffers(adapter.unmerged_buffers)
+        self._handoff.enter()
         self._processes = self._make_processes(adapter)
         self._adapter = adapter
         self._stepped, self._pending, self._seen, self._steps = False, 0, False, 0
@@ -279,6 +341,7 @@ class GradientMailMixin(_Stock):
         """Count a batch that is about to be trained on; ``first`` of its epoch, the parameters are checked."""
         if self._processes is None:
             return
+        self._handoff.go_on()
         self._stepped = False
         self._seen = batch is not None
         if self._seen:
@@ -411,9 +474,13 @@ class GradientMailMixin(_Stock):
             node=self.node,
             min_nodes=self.min_nodes,
             syncer=self.syncer,
+            role=self.role,
             lease_timeout=self.lease_timeout,
             progress_timeout=self.progress_timeout,
-            callbacks=(log_event, self._announce),
+            close_timeout=self.close_timeout,
+            handoff=self._handoff if self.handoff_every is not None else None,
+            handoff_every=self.handoff_every or 1,
+            callbacks=(*self._callbacks, self._announce),
         )
 
     def _join(self) -> int:
@@ -470,7 +537,9 @@ class GradientMailMixin(_Stock):
         return size if self._max_batch_size is None else min(size, self._max_batch_size)
 
     def _warn_of_rigid(self, reason: str) -> None:
-        if self.is_global_zero:
+        if self.handoff_every is not None:
+            self._handoff.omit("the place in the data", reason)
+        if self.is_global_zero and self.share is not None:
             self._logger.warning(
                 "GradientMail: train loaders keep their batch sizes, whatever the node's share: %s.", reason
             )
@@ -526,50 +595,3 @@ class GradientMailMixin(_Stock):
                 self._say(str(event))
             case _:
                 pass
-
-
-class SingleMixin(GradientMailMixin):
-    """One process on one device: Lightning's choice of device is taken over."""
-
-    _root_device: torch.device
-
-    @property
-    def parallel_devices(self) -> list[torch.device]:
-        """Nothing, so that Lightning sets the devices it chose."""
-        return []
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        if devices and len(devices) > 1:
-            raise ConfigurationError(
-                f"GradientMailStrategy trains on one device, and the trainer has {len(devices)}.",
-                "Use devices=1, or GradientMailDDPStrategy or GradientMailModelParallelStrategy for several.",
-            )
-        if devices:
-            self._root_device = devices[0]
-
-
-class RanksMixin(GradientMailMixin):
-    """A node of several processes: rank 0 holds the session, the others mirror it."""
-
-    def setup_environment(self) -> None:
-        """The stock setup; then all ranks take the first one's name for the node."""
-        super().setup_environment()
-        self.node = self.broadcast(self.node)
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, object]:
-        """The stock settings, with a seed that other nodes do not share."""
-        kwargs: dict[str, object] = dict(super().distributed_sampler_kwargs)  # type: ignore[misc]  # of ParallelStrategy
-        if self._own_order:
-            kwargs["seed"] = node_seed(self.node, int(os.environ.get("PL_GLOBAL_SEED", "0")))
-        return kwargs
-
-    def _make_processes(self, adapter: TorchModel) -> Processes:
-        return Ranks(adapter, self.root_device, replicas=self.replica[1])
-
-    @property
-    def replica(self) -> tuple[int, int]:
-        """Which of the processes that read different data; with tensor parallelism fewer than there are."""
-        kwargs = self.distributed_sampler_kwargs
-        return cast(int, kwargs["rank"]), cast(int, kwargs["num_replicas"])

@@ -199,6 +199,30 @@ class HandedOff:
 
 
 @dataclass(frozen=True, slots=True)
+class StateOmitted:
+    """The node's hand-offs do not hold ``part`` of its state; its next process starts that anew."""
+
+    node: str
+    part: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node} hands its state off without {self.part}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """The node's state after its ``step``-th step could not be handed off; the hand-off before it still lies there."""
+
+    node: str
+    step: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.node} could not hand its state after step {self.step} off: {self.cause}"
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentAligned:
     """A commit was written into the model; ``merged`` says whether this node's snapshot is in it.
 
@@ -360,6 +384,8 @@ Event: TypeAlias = (
     | SyncerElected
     | BatchShareChanged
     | HandedOff
+    | StateOmitted
+    | HandoffFailed
     | FragmentAligned
     | TokensBooked
     | ObjectIgnored
@@ -387,6 +413,8 @@ def log_event(event: Event) -> None:
             | PayloadSkipped()
             | PayloadRestored()
             | StoreStalled()
+            | StateOmitted()
+            | HandoffFailed()
         ):
             logger.warning("%s", event)
         case SyncerElected() | BatchShareChanged():

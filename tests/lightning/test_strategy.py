@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import NodeGone, RunJoined, RunWaited
+from gradientmail_core.sinks import JsonLines
 from tests.lightning.nodes import QUIET, batches
+from tests.offices import LEASE_SECONDS, SETTINGS, Vacancy
 
 # Options
 
@@ -349,3 +352,42 @@ def test_a_real_session_goes_on_where_the_checkpoint_was(pl, tmp_path, caplog):
     assert began == [(saved["net.bias"].item(), 6)]
     assert trainer.strategy.progress()["global_step"] == 8
     assert any("a goes on in run" in record.message for record in caplog.records)
+
+
+def test_a_node_of_role_either_closes_for_all_when_the_syncer_is_gone(lightning, tmp_path):
+    with Vacancy(tmp_path / "run") as vacancy:
+
+        class Wait(lightning.pl.Callback):
+            def on_train_batch_end(self, trainer, *args):
+                vacancy.wait(trainer.global_step)
+
+        strategy = lightning.gm.GradientMailStrategy(
+            (tmp_path / "run").as_uri(),
+            SETTINGS,
+            node="e",
+            role="either",
+            lease_timeout=LEASE_SECONDS,
+            callbacks=[vacancy.heard],
+        )
+        lightning.fit(lightning.Module(), strategy, callbacks=[Wait()])
+    assert vacancy.elections[0] is True and vacancy.closed_in_office >= 2
+
+
+def test_a_role_comes_from_the_program_then_from_the_environment_and_a_syncer_is_no_trainer(lightning, monkeypatch):
+    monkeypatch.setenv("GRADIENTMAIL_ROLE", "either")
+    assert lightning.gm.GradientMailStrategy("file:///there").role == "either"
+    strategy = lightning.gm.GradientMailStrategy("file:///there", role="learner")
+    assert strategy._open_session(TorchModel(lightning.Module()))._role == "learner"
+    with pytest.raises(ConfigurationError, match="gradientmail syncer URL"):
+        lightning.gm.GradientMailStrategy("file:///there", role="syncer")
+    with pytest.raises(ConfigurationError, match="role is 'boss'"):
+        lightning.gm.GradientMailStrategy("file:///there", role="boss")
+
+
+def test_every_event_goes_to_the_callbacks_that_were_given(lightning, tmp_path):
+    strategy = lightning.gm.GradientMailStrategy(
+        (tmp_path / "run").as_uri(), DiLoCo(sync_every=4, fragments=1), callbacks=[JsonLines(tmp_path / "events.jsonl")]
+    )
+    lightning.fit(lightning.Module(), strategy)
+    kinds = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert {"RunCreated", "RoundCommitted", "FragmentAligned"} <= set(kinds) and kinds[-1] == "SessionEnded"

@@ -263,6 +263,13 @@ def _same(child: Tree) -> Tree:
     return child if isinstance(child, mx.array) else {}
 
 
+def unfrozen(module: nn.Module) -> dict[str, mx.array]:
+    """What a trainer's state is made of, by name: parameters that train, and running statistics."""
+    trainable = set(_names(module.trainable_parameters()))
+    places = [place for group in _tied(module) for place in group]
+    return {place.name: _at(module, place.keys) for place in places if place.name in trainable or _is_running(place)}
+
+
 def _is_running(place: Place) -> bool:
     return isinstance(place.owner, nn.BatchNorm) and place.keys[-1] in _RUNNING
 

@@ -1,7 +1,8 @@
 """An MLX trainer's state as arrays and plain values: module, optimizer, random numbers, and what else has a state.
 
 bf16 goes as its bit patterns, so every format comes back bit for bit. Everything is evaluated as it is read and as it
-is set, on the training thread: no lazy array is left for another one.
+is set, on the training thread: no lazy array is left for another one. Parameters that do not train are left out: they
+are the same on every node, and an adapter's base model is many times as large as the adapter.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from mlx import nn
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_unflatten
 
-from gradientmail_core.adapters.mlx import Tree
+from gradientmail_core.adapters.mlx import Tree, unfrozen
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.protocol.belongings import Array, Belongings
 
@@ -63,6 +64,7 @@ class MlxHandoff:
             raise ConfigurationError(
                 "The hand-off was made by a program with other parts.", "Start that one, or use another node name."
             )
+        self._check_names(belongings)
         self._module.update(_tree(belongings, "module"))
         if self._optimizer is not None:
             self._optimizer.state = _tree(belongings, "optimizer")
@@ -72,9 +74,22 @@ class MlxHandoff:
             part.load_state_dict(others[name])
         mx.eval(self._module.parameters(), _random_state())
 
+    def _check_names(self, belongings: Belongings) -> None:
+        names = {name.removeprefix("module/") for name in belongings.arrays if name.startswith("module/")}
+        differing = sorted(names ^ {path for path, _ in _leaves(self._trees()["module"])})
+        if differing:
+            raise ConfigurationError(
+                f"The hand-off and this program differ in {', '.join(differing[:5])}.",
+                "Build the model that made it, or use another node name.",
+            )
+
     def _trees(self) -> Mapping[str, Tree]:
         state = self._optimizer.state if self._optimizer is not None else {}
-        return {"module": self._module.parameters(), "optimizer": state, "random": _random_state()}
+        return {
+            "module": tree_unflatten(list(unfrozen(self._module).items())),
+            "optimizer": state,
+            "random": _random_state(),
+        }
 
 
 def _random_state() -> list[mx.array]:

@@ -30,6 +30,15 @@ def checked_role(role: str) -> Role:
     return role  # type: ignore[return-value]  # checked above
 
 
+def trainers_role(role: str) -> Role:
+    """``role`` itself, or :class:`ConfigurationError` for what is none or trains nothing."""
+    if checked_role(role) == "syncer":
+        raise ConfigurationError(
+            "role is 'syncer', which trains nothing.", "Start it with `gradientmail syncer URL`, or use 'either'."
+        )
+    return checked_role(role)
+
+
 def state_of(role: Role, doing: LeaseState) -> LeaseState:
     """The lease state by which a node of this role says that it trains (t), waits (w), is paused (e), or the like."""
     if role == "learner":

@@ -1,8 +1,9 @@
-"""Loading a run's newest committed parameters without taking part: nothing is written, nobody notices."""
+"""Looking up a run's newest parameters, or a node's hand-off, without taking part: nothing is written."""
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,14 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import NAME, gossip_from
 from gradientmail_core.clock import SystemClock
 from gradientmail_core.engine.gossip_shares import GossipRun
+from gradientmail_core.engine.handoff import HandoffStore
 from gradientmail_core.engine.joining import Found, find_run, load_heads
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import ConfigurationError, RunMismatch, SchemaMismatch
 from gradientmail_core.events import emitter, log_event
 from gradientmail_core.mailbox import Mailbox, open_mailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
+from gradientmail_core.protocol.belongings import Belongings
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
 from gradientmail_core.session.background import Loop
@@ -81,17 +84,28 @@ def _looked_up(
 ) -> tuple[Found, Sequence[Flat], int]:
     """The run, its newest parameters by fragment and its step; ``check`` may raise before parameters are loaded."""
     store = opened(mailbox, must_exist=True)
-    loop, clock = Loop(), SystemClock()
-    emit = emitter((log_event,))
-    host = Host(
-        "align", "0", RetryingMailbox(store, clock, random.Random(0), emit), clock, random.Random(0), Timeouts(), emit
-    )
-    try:
+    with onlooking(store, "align") as (loop, host):
         found = loop.run(find_run(host))
         if found is None:
             raise RunMismatch(f"There is no run at {store.url}.", "Check the URL, or start a node first.")
         check(found)
         return found, *loop.run(_newest(host, found))
+
+
+def handed_off(mailbox: str | os.PathLike[str] | Mailbox, node: str) -> Belongings | None:
+    """The newest hand-off of ``node``, as its session wrote it, without joining; None if there is none, or no run."""
+    with onlooking(opened(mailbox), node) as (loop, host):
+        found = loop.run(find_run(host))
+        return loop.run(HandoffStore(host, found.manifest.run).newest()) if found is not None else None
+
+
+@contextmanager
+def onlooking(store: Mailbox, node: str) -> Iterator[tuple[Loop, Host]]:
+    """A loop, and a host of that name that only reads ``store``, which is closed at the end."""
+    loop, clock, emit = Loop(), SystemClock(), emitter((log_event,))
+    patient = RetryingMailbox(store, clock, random.Random(0), emit)
+    try:
+        yield loop, Host(node, "0", patient, clock, random.Random(0), Timeouts(), emit)
     finally:
         loop.run(store.close())
         loop.stop()

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Final, TypeAlias
 
 from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.engine.roles import trainers_role
 from gradientmail_core.errors import ConfigurationError
 
 Plain: TypeAlias = int | float | str | bool | None
@@ -34,6 +35,33 @@ def mailbox_from(environment: Mapping[str, str]) -> str:
     if not url:
         raise ConfigurationError("No mailbox was given.", f"Pass mailbox='file:///shared/run', or set {PREFIX}MAILBOX.")
     return url
+
+
+def role_from(role: str | None, environment: Mapping[str, str]) -> str:
+    """The role of a node that trains: the one given, else the environment's, else "both".
+
+    Raises :class:`ConfigurationError` for what is none.
+    """
+    return trainers_role(role or environment.get(PREFIX + "ROLE") or "both")
+
+
+def handoff_from(every: int | None, node: str | None, environment: Mapping[str, str]) -> int | None:
+    """Steps between two hand-offs: those given, else the environment's, else None.
+
+    Raises :class:`ConfigurationError` for what is no such number, and where the node has no name to be found by.
+    """
+    name = PREFIX + "HANDOFF_EVERY"
+    found = _value(name, environment[name]) if every is None and name in environment else every
+    if found is None:
+        return None
+    if type(found) is not int or found < 1:
+        raise ConfigurationError(f"handoff_every is {found!r}.", "Use a number of steps, such as 1000.")
+    if node is None:
+        raise ConfigurationError(
+            "A hand-off needs a node's name to be found by.",
+            f"Give node=..., or set {PREFIX}NODE, the same at each start.",
+        )
+    return found
 
 
 def algorithm_from(environment: Mapping[str, str]) -> DiLoCo:

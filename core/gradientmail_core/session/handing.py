@@ -1,18 +1,19 @@
 """Handing a node's whole state on to its next process through the mailbox, so that it needs no checkpoint of its own.
 
 Now and then, after a step, the trainer's state is copied with the session's counters of the same moment and written in
-the background. A process that starts under the same name gets it back before its first step.
+the background. A process that starts under the same name gets it back before its first step, unless it was given a
+checkpoint: what somebody names comes before what lies there.
 """
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gradientmail_core.engine.handoff import HandoffStore
 from gradientmail_core.engine.resuming import Saved, parse_saved
 from gradientmail_core.engine.run import Host
-from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.events import HandedOff, RunWaited
+from gradientmail_core.errors import ConfigurationError, GradientMailError
+from gradientmail_core.events import HandedOff, HandoffFailed, RunWaited, StateOmitted
 from gradientmail_core.protocol.belongings import Belongings
 from gradientmail_core.session.background import Loop
 
@@ -24,8 +25,18 @@ class Handoff(Protocol):
         """A copy of all that the next process needs; later steps must not change it."""
         ...
 
-    def load(self, belongings: Belongings) -> None:
-        """Go on from what :meth:`save` gave in an earlier process."""
+    def load(self, belongings: Belongings) -> bool | None:
+        """Go on from what :meth:`save` gave in an earlier process; False to decline it and start anew."""
+        ...
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """A hand-off that cannot hold everything, and says so."""
+
+    @property
+    def omitted(self) -> Mapping[str, str]:
+        """Parts of the state that :meth:`Handoff.save` left out, each with the reason."""
         ...
 
 
@@ -39,10 +50,15 @@ class Keeper:
         self._every = every
         self._store: HandoffStore | None = None
         self._writing: Future[None] | None = None
+        self._told: set[str] = set()
 
-    def restored(self, loop: Loop, host: Host, run: str) -> Saved | None:
-        """Set the trainer to the newest hand-off of this node; the session's counters in it, None without one."""
+    def begin(self, host: Host, run: str) -> None:
+        """Write to where ``host`` keeps its hand-offs of this run."""
         self._store = HandoffStore(host, run)
+
+    def restored(self, loop: Loop, host: Host) -> Saved | None:
+        """Set the trainer to the newest hand-off of this node; the session's counters in it, None without one."""
+        assert self._store is not None
         found = loop.run(self._store.newest())
         trainer, session = (found.plain.get(name) for name in ("trainer", "session")) if found else (None, None)
         if found is None or not isinstance(trainer, dict) or not isinstance(session, dict):
@@ -52,19 +68,35 @@ class Keeper:
         except ConfigurationError as problem:
             host.emit(RunWaited(f"the hand-off of {host.node} cannot be used: {problem}"))
             return None
-        self._handoff.load(Belongings(found.arrays, trainer))
-        return saved
+        return None if self._handoff.load(Belongings(found.arrays, trainer)) is False else saved
 
     def stepped(self, loop: Loop, host: Host, step: int, session: Callable[[], Mapping[str, object]]) -> None:
         """After the node's ``step``-th step: begin a hand-off if one is due and none is under way."""
         if step % self._every or self._store is None or (self._writing is not None and not self._writing.done()):
             return
-        trainer = self._handoff.save()
+        try:
+            trainer = self._handoff.save()
+        except ConfigurationError as problem:
+            host.emit(HandoffFailed(host.node, step, str(problem)))
+            return
+        self._tell(host)
         whole = Belongings(trainer.arrays, {"trainer": dict(trainer.plain), "session": dict(session())})
         self._writing = loop.spawn(_written(self._store, host, step, whole))
+
+    def _tell(self, host: Host) -> None:
+        """Say once of each part that hand-offs do without it."""
+        omitted = self._handoff.omitted if isinstance(self._handoff, Partial) else {}
+        for part, reason in omitted.items():
+            if part not in self._told:
+                self._told.add(part)
+                host.emit(StateOmitted(host.node, part, reason))
 
 
 async def _written(store: HandoffStore, host: Host, step: int, belongings: Belongings) -> None:
     started = host.clock.now()
-    size = await store.put(belongings)
+    try:
+        size = await store.put(belongings)
+    except GradientMailError as problem:
+        host.emit(HandoffFailed(host.node, step, str(problem)))
+        return
     host.emit(HandedOff(host.node, step, size, host.clock.now() - started))

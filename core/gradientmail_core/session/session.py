@@ -38,7 +38,7 @@ from gradientmail_core.engine.gossip_learner import GossipLearner
 from gradientmail_core.engine.learner import POISONED_MOST, Commit, Learner, Snapshot
 from gradientmail_core.engine.node import Node
 from gradientmail_core.engine.resuming import Continued, Saved, continued, parse_saved, saved_json
-from gradientmail_core.engine.roles import checked_role
+from gradientmail_core.engine.roles import trainers_role
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import (
     ConfigurationError,
@@ -129,7 +129,7 @@ class Session(Readings):
         self._loop: Loop | None = None
         self._news = threading.Event()
         self._saved: Saved | None = None
-        self._role = checked_role(role)
+        self._role = trainers_role(role)
         self._keeper = Keeper(handoff, handoff_every) if handoff is not None else None
         if handoff is not None and (node is None or isinstance(algorithm, FactoredGossip)):
             raise ConfigurationError(
@@ -210,8 +210,8 @@ class Session(Readings):
         commits = self._awaited(loop, engine.join(found, schema, frozen, layouts, theta))
         self._awaited(loop, engine.wait_for_nodes())
         if self._keeper is not None:
-            handed = self._keeper.restored(loop, self._host, engine.run_id)
-            self._saved = handed if self._saved is None else self._saved
+            self._keeper.begin(self._host, engine.run_id)
+            self._saved = self._keeper.restored(loop, self._host) if self._saved is None else self._saved
         on = self._continued(loop, engine, commits)
         self._learner = Learner(
             self._model,

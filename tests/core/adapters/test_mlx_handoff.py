@@ -69,3 +69,21 @@ def test_another_program_is_refused() -> None:
     module, optimizer = program(0)
     with pytest.raises(ConfigurationError, match="other parts"):
         MlxHandoff(module, data=Position()).load(MlxHandoff(module, optimizer).save())
+
+
+def test_what_is_frozen_stays_behind_and_stays_as_it_is() -> None:
+    module, other = program(0)[0], program(1)[0]
+    for one in (module, other):
+        one.freeze(recurse=True)
+        layers: Any = one
+        layers.layers[1].unfreeze()
+    kept, before = MlxHandoff(module).save(), flat(other)
+    assert sorted(name for name in kept.arrays if name.startswith("module/")) == [
+        "module/layers.1.bias", "module/layers.1.weight",
+    ]  # fmt: skip
+    MlxHandoff(other).load(kept)
+    assert np.array_equal(flat(other)["layers.0.weight"], before["layers.0.weight"])
+    assert np.array_equal(flat(other)["layers.1.weight"], flat(module)["layers.1.weight"])
+    other.unfreeze()
+    with pytest.raises(ConfigurationError, match=r"differ in layers\.0"):
+        MlxHandoff(other).load(kept)

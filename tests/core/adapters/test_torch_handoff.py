@@ -1,7 +1,9 @@
 """A PyTorch trainer's state comes back bit for bit, and what cannot is refused by name."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,3 +84,39 @@ def test_what_is_not_plain_is_refused_by_its_path() -> None:
     position.state_dict = lambda: {"seen": {1, 2}}
     with pytest.raises(ConfigurationError, match="data/seen is a set"):
         TorchHandoff(module, data=position).save()
+
+
+def test_what_is_frozen_stays_behind_and_stays_as_it_is() -> None:
+    module, other = ([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)] for _ in range(2))
+    for one in (module, other):
+        one[0].requires_grad_(False)
+    kept, before = TorchHandoff(torch.nn.Sequential(*module)).save(), other[0].weight.clone()
+    assert not [name for name in kept.arrays if "0.weight" in name]
+    TorchHandoff(torch.nn.Sequential(*other)).load(through_a_mailbox(kept))
+    assert torch.equal(other[0].weight, before) and torch.equal(other[1].weight, module[1].weight)
+    other[0].requires_grad_(True)
+    with pytest.raises(ConfigurationError, match=r"differ in 0\.bias, 0\.weight"):
+        TorchHandoff(torch.nn.Sequential(*other)).load(kept)
+
+
+def test_all_global_generators_and_every_number_come_back() -> None:
+    module, position = trained()[0], Stated({"best": float("inf"), "low": np.float64(0.5), "ids": np.arange(3)})
+    kept = TorchHandoff(module, data=position).save()
+    expected = (random.random(), float(np.random.rand()), float(torch.rand(1)))
+    found = Stated({})
+    TorchHandoff(module, data=found).load(through_a_mailbox(kept))
+    assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
+    assert (
+        found.state["best"] == float("inf") and found.state["low"] == 0.5 and found.state["ids"].tolist() == [0, 1, 2]
+    )
+
+
+class Stated:
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict

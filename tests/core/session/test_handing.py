@@ -1,13 +1,13 @@
 """A session hands its trainer's state off beside training, and a process of the same name starts with it."""
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 import gradientmail_core as gm
 from gradientmail_core.engine.handoff import HandoffStore
-from gradientmail_core.events import HandedOff
+from gradientmail_core.events import HandedOff, HandoffFailed, RunResumed, StateOmitted
 from gradientmail_core.protocol.belongings import Belongings
 from gradientmail_core.sim.world import ToyModel
 
@@ -25,8 +25,9 @@ class Counter:
         self.asked += 1
         return Belongings({"asked": np.array([self.asked])}, {"asked": self.asked})
 
-    def load(self, belongings: Belongings) -> None:
+    def load(self, belongings: Belongings) -> bool | None:
         self.loaded = belongings
+        return None
 
 
 def session_of(mailbox: gm.MemoryMailbox, counter: Counter, heard: Any, node: str = "a") -> gm.Session:
@@ -73,3 +74,48 @@ def test_what_holds_no_state_of_a_session_is_passed_over_with_a_word() -> None:
     with session_of(mailbox, counter, lambda event: told.append(str(event)), "b"):
         assert counter.loaded is None
     assert any("hand-off of b cannot be used" in line for line in told)
+
+
+def test_what_cannot_be_handed_off_is_told_once_and_training_goes_on() -> None:
+    class Lacking(Counter):
+        omitted: ClassVar[dict[str, str]] = {"the place in the data": "its loader does not tell"}
+
+        def save(self) -> Belongings:
+            self.asked += 1
+            return Belongings({}, {"no number": float("nan")})
+
+    told, failed = list[gm.Event](), threading.Event()
+
+    def heard(event: gm.Event) -> None:
+        told.append(event)
+        if isinstance(event, HandoffFailed):
+            failed.set()
+
+    with session_of(gm.MemoryMailbox(), Lacking(), heard) as session:
+        for _ in range(6):
+            session.step()
+            assert session.joined
+        assert failed.wait(30)
+    assert [(event.part, event.reason) for event in told if isinstance(event, StateOmitted)] == [
+        ("the place in the data", "its loader does not tell")
+    ]
+
+
+def test_a_checkpoint_that_is_given_comes_before_the_hand_off_and_a_trainer_may_decline_it() -> None:
+    mailbox = gm.MemoryMailbox()
+    handed_off(mailbox)
+    counter = Counter()
+    given = session_of(mailbox, counter, lambda event: None)
+    with session_of(mailbox, Counter(), lambda event: None, "b") as other:
+        state = other.state_dict()
+    given.load_state_dict(state)
+    with given:
+        assert counter.loaded is None
+
+    class Declining(Counter):
+        def load(self, belongings: Belongings) -> bool:
+            return False
+
+    events = list[gm.Event]()
+    with session_of(mailbox, Declining(), events.append):
+        assert not [event for event in events if isinstance(event, RunResumed)]
