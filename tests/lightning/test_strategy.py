@@ -67,18 +67,6 @@ def test_without_a_name_each_strategy_is_a_node_of_its_own(pl):
     assert kind(mailbox="file:///there").node != kind(mailbox="file:///there").node
 
 
-def test_the_trainers_device_is_taken_over(pl):
-    trainer = pl.pl.Trainer(strategy=pl.Strategy(), **QUIET)
-    assert trainer.strategy.root_device == torch.device("cpu")
-    trainer.strategy.parallel_devices = [torch.device("meta")]
-    assert trainer.strategy.root_device == torch.device("meta")
-
-
-def test_several_devices_are_sent_to_the_strategy_for_them(pl):
-    with pytest.raises(ConfigurationError, match=r"one device, and the trainer has 2.*GradientMailDDPStrategy"):
-        pl.pl.Trainer(strategy=pl.Strategy(), **{**QUIET, "devices": 2})
-
-
 # Data
 
 
