@@ -26,6 +26,7 @@ from gradientmail_core.engine.gathering import (
     blended,
     closes_at,
     grace_seconds,
+    sound,
     step_seconds,
     with_accepted,
     with_quorum,
@@ -87,7 +88,8 @@ class Closer(ChainView):
             while True:
                 now = self._host.clock.now()
                 self._unlock(now)
-                self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from())
+                fit = sound(self.gathering, self.head.version + 1, self.head.estimates)
+                self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from(), fit)
                 closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
                     await self._last_call(fetches)

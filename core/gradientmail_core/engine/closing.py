@@ -44,7 +44,15 @@ from gradientmail_core.tensors.compression import opened
 from gradientmail_core.tensors.encoded import Encoded, InMemory
 from gradientmail_core.tensors.kernels import is_finite, subtract
 from gradientmail_core.tensors.model import Flat
-from gradientmail_core.tensors.payload import Body, Malformed, Payload, parse_payload, payload_bytes_max
+from gradientmail_core.tensors.payload import (
+    Body,
+    Malformed,
+    Payload,
+    is_whole,
+    parse_payload,
+    payload_bytes_max,
+    read_metadata,
+)
 from gradientmail_core.tensors.schema import FragmentLayout
 
 SNAPSHOT_METADATA = "gradientmail"
@@ -81,9 +89,11 @@ def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool
     layout = run.layouts[head.fragment]
     codec = wire_codec(layout, run.settings.delta_codec)
     plain = opened(body, payload_bytes_max(layout, codec))
-    payload = plain if isinstance(plain, Malformed) else parse_payload(plain, layout, codec)
-    if isinstance(payload, Malformed):
+    if isinstance(plain, Malformed):
         return Refusal(node, "", "", "corrupt")
+    payload = parse_payload(plain, layout, codec)
+    if isinstance(payload, Malformed):
+        return _unfit(plain, node, run)
     text = payload.metadata.get(SNAPSHOT_METADATA, "")
     record = parse_snapshot(text, run.id)
     if isinstance(record, Rejected):
@@ -98,6 +108,17 @@ def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool
         return Refusal(node, record.incarnation, digest(text), reason)
     clamped = _clamped(record, run.settings.tokens_per_step_max)
     return Accepted(clamped, digest(text), _kept(delta, spool), norm, tuple(squares.tolist()))
+
+
+def _unfit(plain: Body, node: str, run: Run) -> Refusal:
+    """A body that is no payload of this fragment: of another schema if it is whole, and named if its writer says so."""
+    metadata = read_metadata(plain)
+    reason: Reason = "schema" if is_whole(plain) else "corrupt"
+    text = "" if isinstance(metadata, Malformed) else metadata.get(SNAPSHOT_METADATA, "")
+    record = parse_snapshot(text, run.id)
+    if isinstance(record, Rejected) or record.node != node:
+        return Refusal(node, "", "", reason)
+    return Refusal(node, record.incarnation, digest(text), reason)
 
 
 def _kept(delta: InMemory, spool: Spool | None) -> Encoded:

@@ -23,6 +23,7 @@ from gradientmail_core.protocol.exchange import (
     create_once,
     read_round,
 )
+from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import ClaimKey
 from gradientmail_core.protocol.records import Claim, parse_claim
 
@@ -136,6 +137,8 @@ class Follower(Closer):
                 self._board.claims[round].add(number)
                 break
             holder = parse_claim(outcome.body, self._run.id)
+            if isinstance(holder, Rejected):
+                self._board.ignored(key, holder.reason)
             if isinstance(holder, Claim) and not self._claim_lapsed(holder):
                 self._quorum_known_at = self._host.clock.now() + max(self.head.estimates.sync, CLAIM_GAP_SECONDS)
                 return None

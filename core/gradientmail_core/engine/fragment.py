@@ -27,6 +27,7 @@ from gradientmail_core.protocol.exchange import (
     read_round,
 )
 from gradientmail_core.protocol.fields import Rejected
+from gradientmail_core.protocol.keys import tape_key
 from gradientmail_core.protocol.records import RoundRecord
 from gradientmail_core.tensors.model import Flat
 
@@ -52,6 +53,8 @@ class Fragment(Follower):
     async def _advance(self, decided: Decided) -> None:
         """Make ``decided`` the head, with its parameters, and tell the learner."""
         previous, held = self.head, self.theta
+        for slot in range(decided.slot):
+            self._board.ignored(tape_key(decided.record.round, slot), "no record of this run")
         decided, known = await self._completed(decided)
         seen, self._committed_about = self._committed_about, None
         head = succeeded(previous, decided, self._run.fragments, self._host.clock.now() if seen is None else seen)
@@ -67,11 +70,15 @@ class Fragment(Follower):
         self._board.reported(decided.record.round, [who.node for who in decided.record.participants])
         self._board.closed(decided.record.node)
         self._board.tally = tallied(self._board.tally, decided.record)
+        published = self.published is not None
         merged, refusal = self._own_verdict(decided.record, known)
         self._settle_feedback(
             {participant.snapshot for participant in decided.record.participants},
             kept=known and head.version == previous.version + 1 and not is_poison(refusal),
         )
+        closed = decided.record.node == self._host.node and self._ours is not None
+        if published or closed:
+            self._board.counted(merged or closed)
         self._board.rollbacks += is_poison(refusal)
         self._hurry(head.fragment, False)
         outcome, counted = await self._outcome(previous, held), self._counted(decided.record)
@@ -81,8 +88,7 @@ class Fragment(Follower):
         self._quorum_known_at = None
         self._wanted_told = False
         self._board.overdue.discard(head.fragment)
-        if decided.record.node == self._host.node and self._ours is not None:
-            self._board.published_at = self._host.clock.now()
+        if closed:
             await self._sweeper.committed(head, sorted(self.gathering.heard))
         self._ours = None
         self.gathering = Gathering()

@@ -67,15 +67,18 @@ def with_accepted(gathering: Gathering, snapshot: Accepted, now: float) -> Gathe
     )
 
 
-def with_quorum(gathering: Gathering, quorum: int, now: float, expected_at: float) -> Gathering:
-    """The gathering with the moment of quorum noted, once there is one.
+def with_quorum(
+    gathering: Gathering, quorum: int, now: float, expected_at: float, sound: Sequence[Accepted] | None = None
+) -> Gathering:
+    """The gathering with the moment of quorum noted, once there is one, of the ``sound`` snapshots if some are not.
 
     Snapshots taken early, to be in time for a round that others close, make no quorum among themselves before
     the round is expected: else each would bring the next one forward, and rounds would race ahead of training.
     """
-    if gathering.quorum_at is not None or len(gathering.accepted) < quorum:
+    sound = gathering.accepted if sound is None else sound
+    if gathering.quorum_at is not None or len(sound) < quorum:
         return gathering
-    on_time = any(not snapshot.record.early for snapshot in gathering.accepted)
+    on_time = any(not snapshot.record.early for snapshot in sound)
     return replace(gathering, quorum_at=now) if on_time or now >= expected_at else gathering
 
 
@@ -137,6 +140,16 @@ def without_outliers(gathering: Gathering, version: int, estimates: Estimates) -
         Refusal(snapshot.record.node, snapshot.record.incarnation, snapshot.digest, "outlier") for snapshot in out
     )
     return replace(gathering, accepted=kept, refused=(*gathering.refused, *refused))
+
+
+def sound(gathering: Gathering, version: int, estimates: Estimates) -> tuple[Accepted, ...]:
+    """The accepted snapshots that may make a quorum: those that are no outliers.
+
+    A lone one is held against the chain's average: it is merged if nobody else comes, and nobody is left out for it.
+    """
+    if len(gathering.accepted) == 1 and version > OUTLIER_FREE_VERSIONS and estimates.norm > 0:
+        return tuple(one for one in gathering.accepted if one.pace <= OUTLIER_FACTOR * estimates.norm)
+    return without_outliers(gathering, version, estimates).accepted
 
 
 def shares(accepted: Sequence[Accepted], ramp: int = 0) -> tuple[float, ...]:

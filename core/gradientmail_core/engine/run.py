@@ -116,6 +116,8 @@ class Board:
     it; ``overdue`` are the fragments on which this node's own snapshot has waited too long; ``rollbacks`` counts the
     times this node's model was set back because of its values; ``closes`` says whether it ever closes rounds; ``tally``
     is what the rounds seen here say of each node's tokens; ``wanted`` are rounds of which somebody misses a payload.
+    ``published_at`` is when this node wrote what others take for a sign of life, as far as it knows, and ``counted_at``
+    when one did count.
     """
 
     host: Host
@@ -137,6 +139,7 @@ class Board:
     overdue: set[int] = field(default_factory=set)
     rollbacks: int = 0
     published_at: float = 0.0
+    counted_at: float = 0.0
     strays: set[str] = field(default_factory=set)
     wanted: set[int] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -217,6 +220,16 @@ class Board:
     def evident(self, nodes: Iterable[str]) -> None:
         """Anything these nodes published was seen."""
         self.roster = evident(self.roster, nodes, self.host.clock.now())
+
+    def counted(self, mine: bool) -> None:
+        """A round is over for which this node published, or which it closed; others saw a sign of life if ``mine``.
+
+        Who goes by what nobody counts, late or refused, would be taken for dead.
+        """
+        if mine:
+            self.published_at = self.counted_at = self.host.clock.now()
+        else:
+            self.published_at = self.counted_at
 
     def closed(self, node: str) -> None:
         """``node`` committed a round: it lives, whether or not its trainer gets on."""

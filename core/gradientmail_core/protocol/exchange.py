@@ -12,7 +12,7 @@ fork it. Payloads are written before the record that names them: a crash in betw
 never a record of something missing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -64,10 +64,11 @@ Outcome: TypeAlias = Won | Lost
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The round's record, and the digest of its bytes."""
+    """The round's record, the digest of its bytes, and the slot it stands in: those before are spent."""
 
     record: RoundRecord
     digest: str
+    slot: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ async def read_round(mailbox: Mailbox, run: str, round: int) -> Decided | Open:
             body = await bounded_get(mailbox, key, RECORD_LONGEST) or b""
             record = parse_round(body, run, round)
         if isinstance(record, RoundRecord):
-            return Decided(record, digest(body))
+            return Decided(record, digest(body), slot)
     raise RunMismatch(
         f"{SLOTS_MOST} slots of round {round} at {mailbox.url} hold no record of this run.",
         "Something else writes under this prefix; give the run a prefix of its own.",
@@ -127,7 +128,7 @@ async def commit_round(mailbox: Mailbox, clock: Clock, record: RoundRecord) -> D
     slot = 0
     while True:
         if isinstance(await create_once(mailbox, clock, tape_key(record.round, slot), body), Won):
-            return Decided(record, digest(body))
+            return Decided(record, digest(body), slot)
         state = await read_round(mailbox, record.run, record.round)
         if isinstance(state, Decided):
             return state

@@ -145,6 +145,17 @@ def read_metadata(body: Body) -> Mapping[str, str] | Malformed:
     return header if isinstance(header, Malformed) else header[1]
 
 
+def is_whole(body: Body) -> bool:
+    """Whether ``body`` is a safetensors file with all its data, of whatever tensors."""
+    header = _read_header(body, HEADER_BYTES_MAX)
+    if isinstance(header, Malformed):
+        return False
+    tensors, _, start = header
+    ends = [tensor.get("data_offsets") if isinstance(tensor, dict) else None for tensor in tensors.values()]
+    numbers = [end[1] for end in ends if isinstance(end, list) and len(end) == 2 and type(end[1]) is int]
+    return len(numbers) == len(tensors) and max(numbers, default=0) == memoryview(body).nbytes - start
+
+
 def header_bytes_max(listed: Sequence[Entry]) -> int:
     """Most bytes an acceptable header takes, its length field included."""
     return len(_header(listed, {})) + METADATA_BYTES_MAX

@@ -119,8 +119,17 @@ def test_a_snapshot_without_a_record_is_refused() -> None:
 
 
 def test_a_snapshot_of_another_fragment_or_codec_is_refused() -> None:
-    assert judged(body_of(), "a", ROUND + 1, first_head(RUN, 1), RUN) == Refusal("a", "", "", "corrupt")
-    assert verdict(body_of(), run=run_of(replace(PLAIN, delta_codec="BF16"))) == Refusal("a", "", "", "corrupt")
+    """As of another schema, if all of it is there, and by its name."""
+    body = body_of()
+    metadata = read_metadata(body)
+    assert not isinstance(metadata, Malformed)
+    named = digest(metadata[SNAPSHOT_METADATA])
+    other, half = first_head(RUN, 1), run_of(replace(PLAIN, delta_codec="BF16"))
+    for found in (judged(body, "a", ROUND + 1, other, RUN), verdict(body, run=half)):
+        assert isinstance(found, Refusal) and (found.reason, found.snapshot) == ("schema", named)
+    assert judged(body, "b", ROUND + 1, other, RUN) == Refusal("b", "", "", "schema")
+    cut = judged(body[:-1], "a", ROUND + 1, other, RUN)
+    assert isinstance(cut, Refusal) and (cut.reason, cut.snapshot) == ("corrupt", named)
 
 
 def test_a_refused_snapshot_is_named_so_that_its_writer_learns_of_it() -> None:

@@ -17,6 +17,7 @@ from gradientmail_core.engine.gathering import (
     closes_at,
     grace_seconds,
     shares,
+    sound,
     speeds,
     step_seconds,
     with_accepted,
@@ -97,6 +98,21 @@ def test_early_ones_make_no_quorum_before_the_round_is_expected() -> None:
     assert with_quorum(early, 2, 20.0, 20.0).quorum_at == 20.0
     joined = with_accepted(early, snapshot("c"), 12.0)
     assert with_quorum(joined, 2, 12.0, 20.0).quorum_at == 12.0
+
+
+def test_outliers_make_no_quorum_and_leave_nobody_out() -> None:
+    usual, version = Estimates(norm=1.0), 10
+    wild, one, two = snapshot("d", pace=1e4), snapshot("a"), snapshot("b")
+    assert sound(gathered(wild), version, usual) == ()
+    assert sound(gathered(wild, one), version, usual) == (one,)
+    assert sound(gathered(wild, one, two), version, usual) == (one, two)
+    assert sound(gathered(wild), 3, usual) == (wild,), "a chain's first rounds know none"
+    waiting = gathered(wild)
+    waiting = with_quorum(waiting, 1, 11.0, 0.0, sound(waiting, version, usual))
+    assert waiting.quorum_at is None
+    assert closes_at(waiting, {"d"}, SETTINGS, usual) == -math.inf, "nobody else can come"
+    both = with_accepted(waiting, one, 12.0)
+    assert with_quorum(both, 1, 12.0, 0.0, sound(both, version, usual)).quorum_at == 12.0
 
 
 def test_a_round_waits_for_quorum_and_then_for_the_grace() -> None:

@@ -131,6 +131,30 @@ def test_what_a_node_publishes_counts_as_its_beat() -> None:
     virtually(main)
 
 
+class Cutting(Recorded):
+    """Loses the last byte of every snapshot of ``b``."""
+
+    async def put(self, key: str, body: Body) -> None:
+        cut = key.startswith("live/deltas/") and key.endswith("/b")
+        await super().put(key, body[:-1] if cut else body)
+
+
+def test_a_node_whose_snapshots_are_refused_lives_all_the_same() -> None:
+    """Nobody takes a refused snapshot for a sign of life, so its node must not go by it either."""
+
+    async def main(place: Place) -> None:
+        place.mailbox = recorded = Cutting()
+        roles = {"a": "both", "b": "learner"}
+        busy = [place.launch(n, settings=QUICK, steps=600, min_nodes=2, role=role) for n, role in roles.items()]
+        await ended(busy)
+        assert not [event for event in place.events(NodeGone) if not event.left]
+        assert len(recorded.beats("b")) > 60.0 / TIMEOUTS.lease * 3, "it beats"
+        refusals = [refusal.node for record in await tape(place.mailbox) for refusal in record.refusals]
+        assert refusals.count("b") > 40, "and is told why, round after round"
+
+    virtually(main)
+
+
 def test_a_restarted_node_goes_on_after_its_highest_beat_and_clears_the_old_ones() -> None:
     async def main(place: Place) -> None:
         place.mailbox = recorded = Recorded()
