@@ -1,17 +1,12 @@
-"""A node's beats, and its view of the others' beats; the same leases as those of every other algorithm.
-
-Beat n-1 stays until n+1 exists, so a listing that lags never shows a living node as gone. A start continues after
-the highest beat found under the node's name.
-"""
+"""A gossip node's beats, and its view of the others' beats; the same leases as those of every other algorithm."""
 
 from collections.abc import Callable, Sequence
 
 from gradientmail_core.engine.gossip_gathering import list_leases
+from gradientmail_core.engine.lease import Lease
 from gradientmail_core.engine.run import Board, Host
-from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import RunWaited
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
-from gradientmail_core.protocol.leases import lease_body
 
 WAITING_POLL_SECONDS = 1.0
 WAITING_REPORT_SECONDS = 10.0
@@ -24,27 +19,18 @@ class Presence:
     def __init__(self, host: Host, board: Board, local_step: Callable[[], int]) -> None:
         self._host = host
         self._board = board
-        self._local_step = local_step
-        self._number = 0
-        self._old: list[LeaseKey] = []
+        self._lease = Lease(board, local_step)
         self.state: LeaseState = "j"
 
     async def enter(self, leases: Sequence[LeaseKey]) -> None:
         """Write the first beat, after the highest of this name among ``leases``."""
-        self._old = sorted((lease for lease in leases if lease.node == self._host.node), key=lambda lease: lease.beat)
-        self._number = self._old[-1].beat + 1 if self._old else 0
+        self._lease.continued(leases)
         await self.beat()
 
     async def beat(self, state: LeaseState | None = None) -> None:
-        """Write a beat."""
+        """Write a beat, in this state from now on if one is given."""
         self.state = state or self.state
-        number, self._number = self._number, self._number + 1
-        lease = LeaseKey(self._host.node, number, self.state, self._local_step(), self._host.incarnation)
-        await self._host.mailbox.put(lease.path, lease_body(self._host.framework))
-        self._board.own_beat(lease)
-        self._old.append(lease)
-        while len(self._old) > 2:
-            await self._host.mailbox.delete(self._old.pop(0).path)
+        await self._lease.beat(self.state)
 
     async def keep_beating(self) -> None:
         """Beat once a period, for ever."""
@@ -57,16 +43,12 @@ class Presence:
         while True:
             await self._host.clock.sleep(self._host.jitter(self._host.timeouts.period))
             await self.look()
+            await self._lease.drop_late()
 
     async def look(self) -> None:
         """List the beats. Raises :class:`RunMismatch` if another process has this node's name."""
-        for key in await list_leases(self._host, self._board):
-            if key.node != self._host.node or key.tag == self._host.incarnation:
-                continue
-            if key.beat >= self._number and key.state != "x":
-                raise RunMismatch(
-                    f"Another process runs as node {key.node!r} in this run.", "Give each process a name of its own."
-                )
+        if self._lease.passed(await list_leases(self._host, self._board)):
+            await self.beat()
 
     async def wait_for(self, nodes: int) -> None:
         """Until so many nodes train or wait; says whom it sees, at growing intervals."""
@@ -87,5 +69,4 @@ class Presence:
 
     async def bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent."""
-        for key in self._board.dead_leases():
-            await self._host.mailbox.delete(key.path)
+        await self._lease.bury()

@@ -18,6 +18,7 @@ from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.fragment import Fragment
 from gradientmail_core.engine.joining import Found, checked, create_run, find_run, listed_leases, load_heads
 from gradientmail_core.engine.learner import Commit, Learner, LearnerState, Message, Snapshot
+from gradientmail_core.engine.lease import Lease
 from gradientmail_core.engine.life import Life
 from gradientmail_core.engine.office import Office
 from gradientmail_core.engine.polling import own_upload_after
@@ -37,8 +38,7 @@ from gradientmail_core.events import (
     SnapshotRefused,
     SyncerElected,
 )
-from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseKey, LeaseState, LiveKey, parse_live
-from gradientmail_core.protocol.leases import lease_body
+from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseState, LiveKey, parse_live
 from gradientmail_core.protocol.records import StoreClass
 from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.model import Flat
@@ -48,7 +48,6 @@ WAITING_POLL_SECONDS = 1.0
 WAITING_REPORT_SECONDS = 10.0
 WAITING_REPORT_GROWTH = 2.0
 SETTLING_POLL_SECONDS = 0.05
-BEATS_LEFT_MOST = 3
 
 
 class Node(Life):
@@ -68,10 +67,8 @@ class Node(Life):
         self._settings = settings
         self._min_nodes = min_nodes
         self._syncer = syncer
-        self._beat_number = 0
-        self._namesakes: set[str] = set()
+        self._lease = Lease(self.board, self._local_step)
         self._state: LeaseState = "j"
-        self._old_beats: list[LeaseKey] = []
         self._uploading = 0
         self._begun = False
         self.fragments: list[Fragment] = []
@@ -85,9 +82,7 @@ class Node(Life):
 
     async def enter(self) -> Found | None:
         """Write the first beat and look for the run; None if it must be created."""
-        own = [lease for lease in await listed_leases(self._host) if lease.node == self._host.node]
-        self._old_beats = sorted(own, key=lambda lease: lease.beat)
-        self._beat_number = self._old_beats[-1].beat + 1 if own else 0
+        self._lease.continued(await listed_leases(self._host))
         found = await find_run(self._host)
         await self._beat()
         return found
@@ -130,7 +125,7 @@ class Node(Life):
                 "Give every node the same syncer, or none, or use another prefix.",
             )
         if run.manifest.store != "none":
-            await refuse_overwriting(self._host, self._old_beats[-1].path)
+            await refuse_overwriting(self._host, self._lease.newest.path)
         self.board.host = self._host = replace(self._host, mailbox=guarded(self._host, nature_of(run.manifest)))
 
     @property
@@ -369,13 +364,7 @@ class Node(Life):
 
     async def _beat(self, state: LeaseState | None = None) -> None:
         self._state = state_of("syncer" if self.serving else self._role, state or self._state)
-        number, self._beat_number = self._beat_number, self._beat_number + 1
-        lease = LeaseKey(self._host.node, number, self._state, self._local_step(), self._host.incarnation)
-        await self._host.mailbox.put(lease.path, lease_body(self._host.framework))
-        self.board.own_beat(lease)
-        self._old_beats.append(lease)
-        while len(self._old_beats) > 2:
-            await self._host.mailbox.delete(self._old_beats.pop(0).path)
+        await self._lease.beat(self._state)
 
     def _global_step(self) -> int:
         return self._learner.state.global_step if self._learner is not None else self.board.newest_step
@@ -397,7 +386,7 @@ class Node(Life):
             for fragment in self.fragments:
                 await fragment.heal()
                 await fragment.tidy()
-            await self._drop_late_beats()
+            await self._lease.drop_late()
             await self._bury()
             await self._stand()
             self._reckon()
@@ -421,49 +410,17 @@ class Node(Life):
                 self.board.ignored(entry.key, "no key of this protocol")
             else:
                 keys.append(key)
-        passed = self._passed_by_namesake(keys)
+        passed = self._lease.passed(keys)
         self.board.listed(keys)
         if passed:
             await self._beat()
-
-    def _passed_by_namesake(self, keys: Sequence[LiveKey]) -> bool:
-        """Go ahead of another incarnation of this node that beats ahead; if it comes past again, it lives.
-
-        A dead one may have left three beats at most, of which a lagging listing showed the first, and the last may
-        land late. Raises :class:`RunMismatch` for a live one, in the older process as a rule.
-        """
-        ahead = [
-            key
-            for key in keys
-            if isinstance(key, LeaseKey)
-            and key.node == self._host.node
-            and key.tag != self._host.incarnation
-            and key.beat >= self._beat_number
-            and key.state != "x"
-        ]
-        if any(key.tag in self._namesakes for key in ahead):
-            raise RunMismatch(
-                f"Another process runs as node {self._host.node!r} in this run.", "Give each process a name of its own."
-            )
-        for key in ahead:
-            self._namesakes.add(key.tag)
-            self._beat_number = max(self._beat_number, key.beat + BEATS_LEFT_MOST)
-        return bool(ahead)
-
-    async def _drop_late_beats(self) -> None:
-        """Delete this node's beats that landed after they were replaced: whoever wrote them believed them lost."""
-        kept = self._old_beats[0].beat if self._old_beats else 0
-        for key in self.board.leases:
-            if key.node == self._host.node and key.beat < kept:
-                await self._host.mailbox.delete(key.path)
 
     async def _bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent; one closer does it for all."""
         run = self._run
         if run is None or self.board.candidates(run, 0)[:1] != (self._host.node,):
             return
-        for key in self.board.dead_leases():
-            await self._host.mailbox.delete(key.path)
+        await self._lease.bury()
 
 
 def _unread(message: Message) -> None:

@@ -8,7 +8,7 @@ from gradientmail_core.engine.gossip_presence import Presence
 from gradientmail_core.engine.run import Board
 from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import RunWaited
-from gradientmail_core.protocol.keys import LeaseKey
+from gradientmail_core.protocol.keys import LeaseKey, parse_live
 from tests.core.engine.gossip_parts import TIMEOUTS, virtually
 
 
@@ -42,9 +42,39 @@ def test_a_living_node_of_the_same_name_is_refused():
         await presence.enter([])
         await other_beats(place, "a", beat=3)
         await presence.look()
+        await other_beats(place, "a", beat=9)
+        await presence.look()
 
     with pytest.raises(RunMismatch, match="Another process"):
         virtually(main)
+
+
+def test_the_last_beat_of_a_dead_process_is_passed():
+    async def main(place):
+        presence, _ = presence_at(place)
+        await presence.enter([])
+        await other_beats(place, "a", beat=3)
+        await presence.look()
+        await presence.look()
+        await asyncio.sleep(0.1)
+        return presence._lease.newest
+
+    assert virtually(main).beat > 3
+
+
+def test_a_beat_that_landed_after_it_was_replaced_does_not_stay():
+    async def main(place):
+        presence, board = presence_at(place)
+        await presence.enter([])
+        for _ in range(3):
+            await presence.beat("t")
+        await place.mailbox.put(LeaseKey("a", 1, "t", 7, board.host.incarnation).path, b"{}")
+        listing = asyncio.ensure_future(presence.keep_listing())
+        await asyncio.sleep(2 * TIMEOUTS.period)
+        listing.cancel()
+        return [parse_live(key).beat for key in place.listed("live/leases/a/")]
+
+    assert virtually(main) == [2, 3]
 
 
 def test_it_waits_for_so_many_nodes_and_says_so():

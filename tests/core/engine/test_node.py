@@ -539,7 +539,7 @@ def test_a_late_beat_of_a_dead_process_is_not_taken_for_a_namesake() -> None:
         again = place.launch("a", settings=QUICK, steps=200)
         await asyncio.sleep(3)
         assert again.engine is not None
-        late = LeaseKey("a", again.engine._beat_number + 3, "t", 9, "0a" * 8)
+        late = LeaseKey("a", again.engine._lease.newest.beat + 4, "t", 9, "0a" * 8)
         await place.mailbox.put(late.path, b"{}")
         await ended([again])
 
