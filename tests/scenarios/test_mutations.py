@@ -150,6 +150,11 @@ def refused_snapshot_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(closing, "_reason_against", lenient)
 
 
+def joiners_not_pinned(patch: pytest.MonkeyPatch) -> None:
+    """Payloads are swept although a node is loading them."""
+    patch.setattr(Board, "joining", lambda self: False)
+
+
 def every_question_asked_ten_times(patch: pytest.MonkeyPatch) -> None:
     """A follower asks ten times where once would do."""
     ask = exchange.read_round
@@ -177,6 +182,7 @@ MUTATIONS: Mapping[Switch, int] = {
     missed_cycles_made_up: 0,
     vanished_lease_taken_as_left: 0,
     refused_snapshot_merged: 6,
+    joiners_not_pinned: 22,
     every_question_asked_ten_times: 0,
     more_digits_kept_than_stored: 0,
 }

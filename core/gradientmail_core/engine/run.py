@@ -6,6 +6,7 @@ claims. It only ever grows more certain: a listing adds news and never takes a f
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -117,7 +118,7 @@ class Board:
     times this node's model was set back because of its values; ``closes`` says whether it ever closes rounds; ``tally``
     is what the rounds seen here say of each node's tokens; ``wanted`` are rounds of which somebody misses a payload.
     ``published_at`` is when this node wrote what others take for a sign of life, as far as it knows, and ``counted_at``
-    when one did count.
+    when one did count; ``listed_at`` when it last listed ``live/``.
     """
 
     host: Host
@@ -143,6 +144,7 @@ class Board:
     strays: set[str] = field(default_factory=set)
     wanted: set[int] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
+    listed_at: float = -math.inf
     _learners: tuple[Roster | None, float, tuple[str, ...]] = (None, 0.0, ())
 
     def ring_all(self) -> None:
@@ -192,8 +194,9 @@ class Board:
         return others | {self.host.node} if self.leaving else others
 
     def joining(self) -> bool:
-        """True while some node is loading payloads."""
-        return joining(self.roster, self.host.clock.now(), self.host.timeouts)
+        """True while some node may be loading payloads: its beats say so, or were looked for too long ago to tell."""
+        now, timeouts = self.host.clock.now(), self.host.timeouts
+        return now - self.listed_at > timeouts.lease / 2 or joining(self.roster, now, timeouts)
 
     def gone(self, node: str, unseen_since: float) -> str | None:
         """Why ``node`` cannot be waited for to close (it left, is silent, or never closes), or None while it may.
@@ -247,7 +250,7 @@ class Board:
 
     def listed(self, keys: Iterable[LiveKey]) -> None:
         """Take in one listing of ``live/``; of closed rounds, what it shows stands for what earlier ones did."""
-        now = self.host.clock.now()
+        self.listed_at = now = self.host.clock.now()
         for fragment in range(len(self.open_rounds)):
             self.forget_closed(fragment)
         self.heads, self.leases, self.wanted = [], [], set()

@@ -5,7 +5,7 @@ or older named may go. Parameters, and the changes that lead to them, stay until
 is, have parameters of their own: so the two newest versions of every fragment can always be had. Where every version
 is whole, that is one rule: the payloads of ``v - 2`` may go. Versions of different fragments are never compared.
 Records are never deleted, nor are the initial parameters. While a node is joining, payloads wait, because it may be
-loading what was a head when it arrived.
+loading what was a head when it arrived; and while the beats were last looked for too long ago to tell.
 """
 
 import asyncio
@@ -148,11 +148,14 @@ class Sweeper:
         return self._sections[version]
 
     async def _remove(self) -> None:
-        kept = {key for key in self._waiting if key.startswith(BLOBS)} if self._board.joining() else set()
-        waiting, self._waiting = self._waiting - kept, kept
-        keys = sorted(waiting)
-        for start in range(0, len(keys), REMOVED_AT_ONCE):  # the task that lists must not stand still for long
-            await asyncio.gather(*(self._host.mailbox.delete(key) for key in keys[start : start + REMOVED_AT_ONCE]))
+        """Remove what waits, a few at once; who begins to join meanwhile keeps the payloads that are still there."""
+        while batch := self._removable()[:REMOVED_AT_ONCE]:  # the task that lists must not stand still for long
+            self._waiting.difference_update(batch)
+            await asyncio.gather(*(self._host.mailbox.delete(key) for key in batch))
+
+    def _removable(self) -> list[str]:
+        pinned = self._board.joining()
+        return sorted(key for key in self._waiting if not (pinned and key.startswith(BLOBS)))
 
 
 def is_whole(round: int, sections: Sequence[Section]) -> bool:
@@ -181,6 +184,8 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
         if round is None or key in named or round < run.fragments:
             continue
         if round + KEPT_VERSIONS * run.fragments < board.open_rounds[round % run.fragments]:
+            if board.joining():
+                return
             await host.mailbox.delete(key)
 
 

@@ -19,6 +19,7 @@ from gradientmail_core.protocol.keys import LeaseKey, LeaseState
 LEARNING: frozenset[LeaseState] = frozenset({"t", "w", "l", "v"})
 TRAINING: frozenset[LeaseState] = frozenset({"t", "l"})
 JOINING_LEASES = 10
+SILENT_LEASES = 2
 LEASE_LONGEST = 1024
 _FRAMEWORK = re.compile(r"[a-z0-9_.-]{1,40}\Z", re.ASCII)
 CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
@@ -149,10 +150,11 @@ def live_closers(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, .
 def joining(roster: Roster, now: float, timeouts: Timeouts) -> bool:
     """True while a node is loading the committed parameters, so payloads it may need must stay.
 
-    For at most :data:`JOINING_LEASES` lease time-outs from its first beat.
+    For at most :data:`JOINING_LEASES` lease time-outs from its first beat. Payloads can wait, so it may be silent for
+    two lease time-outs before it is given up: a listing may miss its beats for once.
     """
-    longest = JOINING_LEASES * timeouts.lease
+    longest, silence = JOINING_LEASES * timeouts.lease, SILENT_LEASES * timeouts.lease
     return any(
-        presence.lease.state == "j" and now - presence.progressed < longest and is_alive(presence, now, timeouts)
+        presence.lease.state == "j" and now - presence.progressed < longest and now - presence.seen < silence
         for presence in roster.nodes.values()
     )

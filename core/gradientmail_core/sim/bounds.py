@@ -19,7 +19,7 @@ HINTS_KEPT = 2
 SECTIONS_MOST = 4
 OPEN_VERSIONS = 2
 SWEPT_SECONDS = 10.0
-UNPINNED_SECONDS = 20.0
+UNPINNED_SECONDS = 26.0
 QUESTIONS_AT_ONCE = 60
 QUESTIONS_PER_ROUND = 8
 QUESTIONS_PER_SECOND = 2
@@ -31,7 +31,7 @@ class Found:
 
     ``living`` are nodes by name, ``lives`` the processes there ever were; ``closed`` gives each committed round's age.
     ``pinned`` counts each fragment's rounds that closed since a node began to join of which a beat of joining is no
-    older than :data:`UNPINNED_SECONDS`: what a lease, a listing and the removals one by one take.
+    older than :data:`UNPINNED_SECONDS`: what two leases, a listing and the removals take.
     """
 
     ages: Mapping[str, float]

@@ -14,7 +14,8 @@
    (:mod:`gradientmail_core.sim.agreement`). Every node that left holds the committed bytes of the versions it names.
 9. A round is due after every step its closer knew of: missed cycles are not made up.
 10. No node fails. Nobody is taken to have left who has not.
-11. Every token a node processed is merged, in flight, carried or dropped by its own ledger, and the tape agrees.
+11. Nothing that a joiner may be loading is removed (:mod:`gradientmail_core.sim.pins`).
+12. Every token a node processed is merged, in flight, carried or dropped by its own ledger, and the tape agrees.
 """
 
 import hashlib
@@ -43,6 +44,7 @@ from gradientmail_core.sim.checks import forks, manifest_of, tape
 from gradientmail_core.sim.ledger import Claim, Life, miscounted, unreported
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
 from gradientmail_core.sim.stage import Stage
+from gradientmail_core.sim.pins import Pins
 from gradientmail_core.sim.store import Traffic
 from gradientmail_core.sim.world import SimulatedNode
 
@@ -74,6 +76,7 @@ class Judge:
         self._compared: set[tuple[str, str]] = set()
         self._times: dict[str, float] = {}
         self._joins: dict[tuple[str, str], tuple[float, float]] = {}
+        self._pins = Pins(settings.fragments)
         self.may_leave = False
         self.violations: list[str] = []
 
@@ -96,6 +99,7 @@ class Judge:
     def wrote(self, key: str, body: bytes) -> None:
         """An object appeared in the store, or was replaced."""
         self._times[key] = now = self._clock.now()
+        self._pins.wrote(key, body, now)
         if isinstance(lease := parse_live(key), LeaseKey) and lease.state == "j":
             began, _ = self._joins.get(life := (lease.node, lease.tag), (now, now))
             self._joins[life] = (began, now)
@@ -105,6 +109,12 @@ class Judge:
                 record = json.loads(text)
                 written = Written(parsed, record["node"], record["round"], record["base"])
                 self._written.setdefault(digest(text), []).append(written)
+
+    def removing(self, key: str) -> None:
+        """A node decided to remove an object."""
+        wrong = self._pins.broken(key, self._clock.now())
+        if wrong is not None:
+            self.violated(wrong)
 
     def heard(self, event: Event) -> None:
         """A node said something. Until :attr:`may_leave`, nobody leaves."""

@@ -77,15 +77,23 @@ class Traffic:
 
 
 class SharedStore(MemoryMailbox):
-    """The store itself; ``wrote`` hears of every object that appears or is replaced.
+    """The store itself; ``wrote`` hears of every object that appears or is replaced, ``removing`` of the
+    first request to remove one, as it is made.
 
     A create may be held back on its way. It lands seconds later, or at the worst moment: just before the next create
     of the same key.
     """
 
-    def __init__(self, name: str = "", wrote: Callable[[str, bytes], None] = lambda key, body: None) -> None:
+    def __init__(
+        self,
+        name: str = "",
+        wrote: Callable[[str, bytes], None] = lambda key, body: None,
+        removing: Callable[[str], None] = lambda key: None,
+    ) -> None:
         super().__init__(name)
         self._wrote = wrote
+        self._removing = removing
+        self._unwanted: set[str] = set()
         self._held: dict[str, bytes] = {}
 
     def hold(self, key: str, body: bytes) -> None:
@@ -109,6 +117,12 @@ class SharedStore(MemoryMailbox):
         if outcome is CreateOutcome.CREATED:
             self._wrote(key, bytes(body))
         return outcome
+
+    def unwanted(self, key: str) -> None:
+        """A node decided to remove an object; its request is on the way."""
+        if key not in self._unwanted:
+            self._unwanted.add(key)
+            self._removing(key)
 
 
 class SimulatedStore:
@@ -201,6 +215,8 @@ class SimulatedStore:
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
         self.traffic.deletes += 1
+        if isinstance(self._inner, SharedStore):
+            self._inner.unwanted(key)
         await self._request()
         await self._inner.delete(key)
         await self._answer()

@@ -61,7 +61,7 @@ class Arena(Stage):
 
     def __init__(self, loop: VirtualLoop, script: Scenario, tell: Callable[[str], None] = lambda line: None) -> None:
         self._judge = Judge(script.settings, loop)
-        super().__init__(loop, SharedStore("swarm", self._judge.wrote), script.settings.fragments)
+        super().__init__(loop, SharedStore("swarm", self._judge.wrote, self._judge.removing), script.settings.fragments)
         self._judge.watches(self.shared)
         self._tell = tell
         self._script = script

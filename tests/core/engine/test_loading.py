@@ -169,6 +169,7 @@ def test_a_joiner_loads_a_whole_version_and_the_changes_since() -> None:
 def test_sweeping_leaves_the_two_newest_versions_within_reach() -> None:
     async def main(chain: Chain) -> None:
         board = Board(chain.host)
+        board.listed([])
         board.open_rounds.update({fragment: chain.run.fragments + fragment for fragment in range(chain.run.fragments)})
         sweeper = Sweeper(chain.host, chain.run, board)
         kept = []

@@ -172,9 +172,22 @@ def test_own_beats_count_without_a_listing() -> None:
 
 def test_a_joiner_is_noticed() -> None:
     async def main(place: Place, board: Board) -> None:
+        board.listed([])
         assert not board.joining()
         board.listed([lease("z", state="j")])
         assert board.joining()
+
+    on_board(main)
+
+
+def test_who_has_not_listed_for_long_cannot_tell_that_nobody_joins() -> None:
+    async def main(place: Place, board: Board) -> None:
+        assert board.joining()
+        board.listed([])
+        await board.host.clock.sleep(board.host.timeouts.lease / 2 + 1)
+        assert board.joining()
+        board.listed([])
+        assert not board.joining()
 
     on_board(main)
 

@@ -20,6 +20,7 @@ class Chain:
     def __init__(self, place: Place, host: Host, run: Run) -> None:
         self.place, self.host, self.run = place, host, run
         self.board = Board(host)
+        self.board.listed([])
         self.sweeper = Sweeper(host, run, self.board)
         self.head: Head = first_head(run, now=host.clock.now())
         self.named: list[tuple[Section, ...]] = [self.head.sections]
@@ -187,6 +188,23 @@ def test_while_a_node_joins_everything_stays_and_goes_afterwards() -> None:
     chained(main)
 
 
+def test_what_is_left_stays_when_a_node_begins_to_join_during_the_removal() -> None:
+    async def main(chain: Chain) -> None:
+        joiner = LeaseKey("z", 0, "j", 0, "0" * 16)
+        chain.board.listed([joiner])
+        for _ in range(12):
+            await chain.commit()
+        chain.board.listed([replace(joiner, beat=1, state="t")])
+        removal = asyncio.ensure_future(chain.sweeper.release())
+        await asyncio.sleep(0)
+        chain.board.listed([replace(joiner, node="y")])
+        await removal
+        left = chain.complete()
+        assert 0 < len(left) - 3 < 10, left
+
+    chained(main)
+
+
 def test_a_joiner_that_hangs_holds_nothing_up_for_longer_than_ten_leases() -> None:
     async def main(chain: Chain) -> None:
         for beat in range(62):
@@ -311,7 +329,8 @@ def test_much_that_was_kept_back_goes_in_little_time() -> None:
         for _ in range(20):
             await chain.commit()
         await place.mailbox.delete(late)
-        await asyncio.sleep(TIMEOUTS.lease)
+        await asyncio.sleep(2 * TIMEOUTS.lease)
+        await chain.list()
         before = place.loop.time()
         await chain.sweeper.release()
         assert chain.complete() == [0, 19, 20]

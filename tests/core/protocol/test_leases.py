@@ -153,10 +153,10 @@ def test_a_joiner_pins_payloads_for_ten_leases_at_most() -> None:
     assert not joining(roster, 1201.0, TIMEOUTS)
 
 
-def test_a_joiner_that_died_pins_for_its_lease() -> None:
+def test_a_joiner_that_died_pins_for_two_leases() -> None:
     roster = seen((0.0, beat("a", 0, "j")))
-    assert joining(roster, 119.0, TIMEOUTS)
-    assert not joining(roster, 121.0, TIMEOUTS)
+    assert joining(roster, 239.0, TIMEOUTS)
+    assert not joining(roster, 241.0, TIMEOUTS)
 
 
 def test_names_come_in_order() -> None:

@@ -1,0 +1,86 @@
+"""Payloads that wait for a joiner: what was a head since a node began to join may not be removed until it has joined.
+
+Who removes learns of a joiner by listings, which may be late, lost or incomplete. So a request to remove counts as wrong
+only if, when it is made, the joiner's beats have come to the store without a gap, and have said all along that it
+joins, for longer than :data:`NOTICED_SECONDS`. Nobody waits for a joiner for ever: it counts for :data:`HELD_SECONDS`
+from its first beat.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+
+from gradientmail_core.protocol.keys import BLOBS, LeaseKey, parse_live
+
+NOTICED_SECONDS = 10.0
+"""Several listings of the swarm, of which each shows two beats of a joiner or, seldom, none."""
+GAP_SECONDS = 3.0
+"""Half a lease time-out of the swarm: a joiner silent for longer may be taken for dead soon."""
+HELD_SECONDS = 50.0
+"""Somewhat less than ten lease time-outs of the swarm, whose clocks drift."""
+
+Life = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """When the first beat of a joiner came, since when they came without a gap, and when the last did."""
+
+    first: float
+    since: float
+    last: float
+
+    def beaten(self, now: float) -> "Joining":
+        """After one more beat."""
+        return Joining(self.first, self.since if now - self.last <= GAP_SECONDS else now, now)
+
+    def is_noticed(self, now: float) -> bool:
+        """True if whoever removes payloads must have seen it by now, and may not have given it up."""
+        fresh = now - self.last <= GAP_SECONDS and now - self.first < HELD_SECONDS
+        return fresh and now - self.since > NOTICED_SECONDS
+
+
+@dataclass(slots=True)
+class Pins:
+    """Who joins by its beats, and who has; which round names a payload, and until when its version was a head."""
+
+    fragments: int
+    joins: dict[Life, Joining] = field(default_factory=dict)
+    named: dict[str, int] = field(default_factory=dict)
+    led_until: dict[int, float] = field(default_factory=dict)
+    joined: set[Life] = field(default_factory=set)
+
+    def wrote(self, key: str, body: bytes, now: float) -> None:
+        """An object appeared."""
+        lease = parse_live(key)
+        if isinstance(lease, LeaseKey):
+            self._beaten(lease, now)
+        elif key.startswith("tape/"):
+            self._committed(body, now)
+
+    def broken(self, key: str, now: float) -> str | None:
+        """Whom a request to remove takes something from that it may be loading, if anybody."""
+        round = self.named.get(key) if key.startswith(BLOBS) else None
+        if round is None:
+            return None
+        for (node, _), joining in self.joins.items():
+            if joining.is_noticed(now) and self.led_until.get(round, math.inf) > joining.since:
+                return f"a payload of round {round} went that {node} may be loading"
+        return None
+
+    def _beaten(self, lease: LeaseKey, now: float) -> None:
+        life = (lease.node, lease.tag)
+        if lease.state != "j":
+            self.joined.add(life)
+            self.joins.pop(life, None)
+        elif life not in self.joined:
+            self.joins[life] = self.joins.get(life, Joining(now, now, now)).beaten(now)
+
+    def _committed(self, body: bytes, now: float) -> None:
+        try:
+            record = json.loads(body)
+        except ValueError:
+            return
+        if isinstance(record, dict) and "sections" in record:
+            self.led_until.setdefault(record["round"] - self.fragments, now)
+            self.named.update((section["key"], record["round"]) for section in record["sections"])
