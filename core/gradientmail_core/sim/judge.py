@@ -43,8 +43,8 @@ from gradientmail_core.sim.bounds import UNPINNED_SECONDS, Found, Stretch, allow
 from gradientmail_core.sim.checks import forks, manifest_of, tape
 from gradientmail_core.sim.ledger import Claim, Life, miscounted, unreported
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop
-from gradientmail_core.sim.stage import Stage
 from gradientmail_core.sim.pins import Pins
+from gradientmail_core.sim.stage import Stage
 from gradientmail_core.sim.store import Traffic
 from gradientmail_core.sim.world import SimulatedNode
 

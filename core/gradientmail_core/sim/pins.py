@@ -1,9 +1,9 @@
 """Payloads that wait for a joiner: what was a head since a node began to join may not be removed until it has joined.
 
-Who removes learns of a joiner by listings, which may be late, lost or incomplete. So a request to remove counts as wrong
-only if, when it is made, the joiner's beats have come to the store without a gap, and have said all along that it
-joins, for longer than :data:`NOTICED_SECONDS`. Nobody waits for a joiner for ever: it counts for :data:`HELD_SECONDS`
-from its first beat.
+Who removes learns of a joiner by listings, which may be late, lost or incomplete. So a request to remove counts as
+wrong only if, when it is made, the joiner's beats have come to the store without a gap, and have said all along that
+it joins, for longer than :data:`NOTICED_SECONDS`. Nobody waits for a joiner for ever: it counts for
+:data:`HELD_SECONDS` from its first beat.
 """
 
 import json

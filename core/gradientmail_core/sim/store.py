@@ -80,8 +80,8 @@ class SharedStore(MemoryMailbox):
     """The store itself.
 
     ``wrote`` hears of every object that appears or is replaced, ``removing`` of the first request to remove one, as it
-    is made. A create may be held back on its way. It lands seconds later, or at the worst moment: just before the next create
-    of the same key.
+    is made. A create may be held back on its way. It lands seconds later, or at the worst moment: just before the next
+    create of the same key.
     """
 
     def __init__(
