@@ -8,7 +8,7 @@ it joins, for longer than :data:`NOTICED_SECONDS`. Nobody waits for a joiner for
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gradientmail_core.protocol.keys import BLOBS, LeaseKey, parse_live
 
@@ -40,15 +40,15 @@ class Joining:
         return fresh and now - self.since > NOTICED_SECONDS
 
 
-@dataclass(slots=True)
 class Pins:
     """Who joins by its beats, and who has; which round names a payload, and until when its version was a head."""
 
-    fragments: int
-    joins: dict[Life, Joining] = field(default_factory=dict)
-    named: dict[str, int] = field(default_factory=dict)
-    led_until: dict[int, float] = field(default_factory=dict)
-    joined: set[Life] = field(default_factory=set)
+    def __init__(self, fragments: int) -> None:
+        self._fragments = fragments
+        self._joins: dict[Life, Joining] = {}
+        self._joined: set[Life] = set()
+        self._named: dict[str, int] = {}
+        self._led_until: dict[int, float] = {}
 
     def wrote(self, key: str, body: bytes, now: float) -> None:
         """An object appeared."""
@@ -60,21 +60,21 @@ class Pins:
 
     def broken(self, key: str, now: float) -> str | None:
         """Whom a request to remove takes something from that it may be loading, if anybody."""
-        round = self.named.get(key) if key.startswith(BLOBS) else None
+        round = self._named.get(key) if key.startswith(BLOBS) else None
         if round is None:
             return None
-        for (node, _), joining in self.joins.items():
-            if joining.is_noticed(now) and self.led_until.get(round, math.inf) > joining.since:
+        for (node, _), joining in self._joins.items():
+            if joining.is_noticed(now) and self._led_until.get(round, math.inf) > joining.since:
                 return f"a payload of round {round} went that {node} may be loading"
         return None
 
     def _beaten(self, lease: LeaseKey, now: float) -> None:
         life = (lease.node, lease.tag)
         if lease.state != "j":
-            self.joined.add(life)
-            self.joins.pop(life, None)
-        elif life not in self.joined:
-            self.joins[life] = self.joins.get(life, Joining(now, now, now)).beaten(now)
+            self._joined.add(life)
+            self._joins.pop(life, None)
+        elif life not in self._joined:
+            self._joins[life] = self._joins.get(life, Joining(now, now, now)).beaten(now)
 
     def _committed(self, body: bytes, now: float) -> None:
         try:
@@ -82,5 +82,5 @@ class Pins:
         except ValueError:
             return
         if isinstance(record, dict) and "sections" in record:
-            self.led_until.setdefault(record["round"] - self.fragments, now)
-            self.named.update((section["key"], record["round"]) for section in record["sections"])
+            self._led_until.setdefault(record["round"] - self._fragments, now)
+            self._named.update((section["key"], record["round"]) for section in record["sections"])

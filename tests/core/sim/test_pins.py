@@ -17,15 +17,15 @@ def commit(pins: Pins, round: int, now: float, key: str = "") -> None:
     pins.wrote(f"tape/{round:010d}-0", body.encode(), now)
 
 
-def joined_by(seconds: float, step: float = 1.0) -> Pins:
-    """Fragment 0's version of round 4 was a head when a joiner came, and one at its side for ``seconds`` since."""
+def joined_by(seconds: float, step: float = 1.0, superseded: float = 3.0) -> Pins:
+    """A joiner came at 1 s and beats for ``seconds``; fragment 0's version of round 4 is a head until ``superseded``."""
     pins = Pins(fragments=2)
     commit(pins, 4, 0.0, BLOB)
     now = 1.0
     while now <= 1.0 + seconds:
         beat(pins, now)
         now += step
-    commit(pins, 6, 3.0)
+    commit(pins, 6, superseded)
     return pins
 
 
@@ -45,9 +45,8 @@ def test_a_joiner_whose_beats_had_a_gap_may_have_been_taken_for_dead() -> None:
 
 
 def test_what_was_no_head_any_more_when_it_came_may_go() -> None:
-    pins = joined_by(NOTICED_SECONDS + 2.0)
-    pins.led_until[4] = 0.5
-    assert pins.broken(BLOB, NOTICED_SECONDS + 2.0) is None
+    now = NOTICED_SECONDS + 2.0
+    assert joined_by(now, superseded=0.5).broken(BLOB, now) is None
 
 
 def test_payloads_no_record_names_may_go() -> None:
