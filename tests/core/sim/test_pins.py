@@ -18,7 +18,7 @@ def commit(pins: Pins, round: int, now: float, key: str = "") -> None:
 
 
 def joined_by(seconds: float, step: float = 1.0, superseded: float = 3.0) -> Pins:
-    """A joiner came at 1 s and beats for ``seconds``; fragment 0's version of round 4 is a head until ``superseded``."""
+    """A joiner came at 1 s, beats for ``seconds``; fragment 0's version of round 4 is a head until ``superseded``."""
     pins = Pins(fragments=2)
     commit(pins, 4, 0.0, BLOB)
     now = 1.0
