@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gradientmail_core.cli.console import Console, write_json
 from gradientmail_core.cli.quantities import bytes_text, seconds
-from gradientmail_core.engine.leftovers import Leftovers, judged, looked_at, removed
+from gradientmail_core.engine.leftovers import HANDOFF_AGE, Leftovers, judged, looked_at, removed
 from gradientmail_core.errors import MailboxError, RunMismatch
 from gradientmail_core.mailbox.surroundings import Abandoned, Littered
 from gradientmail_core.protocol.leases import Timeouts
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(sys.stdout)
 
     async def work(visit: Visit) -> Cleaning:
-        return await cleaned(visit, console, options.older_than, options.lease_timeout, options.dry_run)
+        ages = options.older_than, options.handoffs_older_than
+        return await cleaned(visit, console, ages, options.lease_timeout, options.dry_run)
 
     cleaning = asyncio.run(visited(options.url, options.lease_timeout, True, work))
     for line in as_lines(cleaning):
@@ -75,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gradientmail gc",
         description="Remove what crashed processes left in a mailbox: payloads that no record names, snapshots and "
-        "shares of closed rounds, old leases and claims, unfinished uploads. May run beside a run that trains.",
+        "shares of closed rounds, old leases and claims, hand-offs nobody came back for, unfinished uploads. May run "
+        "beside a run that trains.",
     )
     parser.add_argument("url", metavar="URL", help="the run's mailbox")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
@@ -89,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         "(default: 1h)",
     )
     parser.add_argument(
+        "--handoffs-older-than",
+        type=seconds,
+        default=HANDOFF_AGE,
+        metavar="TIME",
+        help="keep what a node that is gone handed off to its next start, if it is younger (default: 30d)",
+    )
+    parser.add_argument(
         "--lease-timeout",
         type=seconds,
         default=LEASE_SECONDS,
@@ -98,13 +107,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def cleaned(visit: Visit, console: Console, older_than: float, lease_timeout: float, dry_run: bool) -> Cleaning:
-    """Look, judge, and unless ``dry_run`` remove. Raises :class:`RunMismatch` where there is nothing of a run."""
+async def cleaned(
+    visit: Visit, console: Console, ages: tuple[float, float], lease_timeout: float, dry_run: bool
+) -> Cleaning:
+    """Look, judge, and unless ``dry_run`` remove what is older than ``ages``, the second for a node's last hand-off.
+
+    Raises :class:`RunMismatch` where there is nothing of a run.
+    """
+    older_than, handoffs_older_than = ages
     console.progress("reading")
     place = await looked_at(visit.host, visit.now())
     if place.survey is None and not place.objects:
         raise RunMismatch(f"There is no run at {visit.host.mailbox.url}.", "Check the URL.")
-    leftovers = judged(place, older_than, lease_timeout)
+    leftovers = judged(place, older_than, lease_timeout, handoffs_older_than)
     alive = tuple(node for node, presence in place.nodes.items() if presence.lives(lease_timeout))
     went = leftovers.figures() if dry_run else await _removed(visit, console, leftovers, lease_timeout)
     uploads, notes = await _uploads(visit, max(older_than, UPLOADS_OLDER_THAN if alive else 0.0), dry_run)

@@ -9,6 +9,7 @@ what lies there is bounded by twice its size. One that is not what its record sa
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import ConfigurationError
@@ -23,6 +24,21 @@ PART_BYTES = 64 * 2**20
 PARTS_MOST = 4096
 BYTES_MOST = 64 * 2**30
 _KEY = re.compile(r"handoff/([^/]+)/(\d{10}-[0-9a-f]{16})/(record|\d{4})\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffKey:
+    """An object of a hand-off: whose, in which folder (which sort by age), and whether it is the record."""
+
+    node: str
+    folder: str
+    is_record: bool
+
+
+def parse_handoff(key: str) -> HandoffKey | None:
+    """The meaning of a key under ``handoff/``, or None for a stranger's."""
+    match = _KEY.match(key)
+    return None if match is None else HandoffKey(match[1], match[2], match[3] == "record")
 
 
 class HandoffStore:
@@ -73,8 +89,8 @@ class HandoffStore:
     async def _listed(self) -> list[tuple[str, str]]:
         """The folders and keys of this node's hand-offs."""
         keys = [entry.key async for entry in self._host.mailbox.list(self._prefix)]
-        matches = [match for key in keys if (match := _KEY.match(key)) is not None and match[1] == self._host.node]
-        return [(f"{self._prefix}{match[2]}/", match[0]) for match in matches]
+        ours = [(key, found) for key in keys if (found := parse_handoff(key)) and found.node == self._host.node]
+        return [(f"{self._prefix}{found.folder}/", key) for key, found in ours]
 
     async def _sweep(self, newest: str) -> None:
         """Remove older hand-offs, their records first."""

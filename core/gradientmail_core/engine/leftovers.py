@@ -9,6 +9,8 @@ chain of records, never by a listing alone:
 * Snapshots of open rounds stay: whoever closes the round next merges them. Payloads and claims of open rounds stay
   while a node lives, for its closer may be about to name them.
 * While a node is joining, all payloads stay.
+* A node's newest hand-off stays for ``handoff_age`` seconds, for whoever starts it again; older ones, and what lacks
+  its record, stay only while the node lives.
 * Of gossip rounds the same stays as when nodes sweep: the last three rounds and the two newest means of a fragment.
 * Whatever was written less than ``min_age`` seconds ago by the store's clock stays, and what has no known age. So
   whoever holds on to a record, a listing or a lease that is minutes old finds what it needs.
@@ -27,6 +29,7 @@ from typing import Literal, TypeAlias
 from gradientmail_core.engine.gossip_roster import Listed
 from gradientmail_core.engine.gossip_shares import payload_number
 from gradientmail_core.engine.gossip_sweeping import MEANS_KEPT, ROUNDS_KEPT, kept_means, outlived
+from gradientmail_core.engine.handoff import HANDOFFS, parse_handoff
 from gradientmail_core.engine.run import Host
 from gradientmail_core.engine.survey import Presence, Survey, listing, presences, surveyed
 from gradientmail_core.engine.sweeping import named_since
@@ -49,12 +52,15 @@ from gradientmail_core.protocol.keys import (
 from gradientmail_core.protocol.leases import JOINING_LEASES
 from gradientmail_core.protocol.recipes import UnitKey, parse_unit
 
-Kind: TypeAlias = Literal["payloads", "snapshots", "shares", "claims", "leases", "hints", "unit claims", "probes"]
+Kind: TypeAlias = Literal[
+    "payloads", "snapshots", "shares", "claims", "leases", "hints", "unit claims", "probes", "hand-offs"
+]
 Judgement: TypeAlias = tuple[Kind, Entry]
 
 CREATION, UNITS = "creation/", "units/"
 BEATS_KEPT = 2
 DELETED_AT_ONCE = 16
+HANDOFF_AGE = 30 * 86_400.0
 ORDER: tuple[Kind, ...] = (
     "shares",
     "claims",
@@ -62,6 +68,7 @@ ORDER: tuple[Kind, ...] = (
     "leases",
     "unit claims",
     "probes",
+    "hand-offs",
     "snapshots",
     "payloads",
 )
@@ -105,7 +112,7 @@ class Place:
 
 async def looked_at(host: Host, now: float) -> Place:
     """Read what there is to be judged. Raises :class:`RunMismatch` if the prefix holds something else."""
-    prefixes = (LIVE, BLOBS, CREATION, UNITS, PROBES, DOCTOR)
+    prefixes = (LIVE, BLOBS, CREATION, UNITS, PROBES, DOCTOR, HANDOFFS)
     objects = [entry for each in await asyncio.gather(*(listing(host.mailbox, p) for p in prefixes)) for entry in each]
     survey = await surveyed(host, now)  # after the listing: what it names was written before
     if survey is None:
@@ -119,8 +126,9 @@ async def looked_at(host: Host, now: float) -> Place:
     return Place(survey, tuple(everything.values()), survey.now, named)
 
 
-def judged(place: Place, min_age: float, lease_timeout: float) -> Leftovers:
+def judged(place: Place, min_age: float, lease_timeout: float, handoff_age: float = HANDOFF_AGE) -> Leftovers:
     """What may go of a place, and what not yet."""
+    kept = _newest_handoffs(place)
     quiet = not any(presence.lives(lease_timeout) for presence in place.nodes.values())
     needless, unguarded = _needless(place, lease_timeout)
     found: defaultdict[Kind, list[Entry]] = defaultdict(list)
@@ -128,7 +136,8 @@ def judged(place: Place, min_age: float, lease_timeout: float) -> Leftovers:
     for kind, entry in needless:
         if entry.key in unguarded and not quiet:
             continue
-        if entry.modified is None or place.now - entry.modified < min_age:
+        patience = max(min_age, handoff_age) if entry.key in kept else min_age
+        if entry.modified is None or place.now - entry.modified < patience:
             young.append(entry)
         else:
             found[kind].append(entry)
@@ -161,12 +170,17 @@ async def removed(
 
 
 def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Deleted side by side; a mean's record is never beside a payload."""
-    records = [entry for entry in entries if isinstance(parse_gossip(entry.key), MeanKey)]
-    others = [entry for entry in entries if not isinstance(parse_gossip(entry.key), MeanKey)]
+    """Deleted side by side; the record of a mean or of a hand-off is never beside a payload."""
+    records = [entry for entry in entries if _goes_first(entry.key)]
+    others = [entry for entry in entries if not _goes_first(entry.key)]
     for here in (records, others):
         for start in range(0, len(here), DELETED_AT_ONCE):
             yield here[start : start + DELETED_AT_ONCE]
+
+
+def _goes_first(key: str) -> bool:
+    handoff = parse_handoff(key)
+    return isinstance(parse_gossip(key), MeanKey) or (handoff is not None and handoff.is_record)
 
 
 def _is_ours(key: str) -> bool:
@@ -176,12 +190,14 @@ def _is_ours(key: str) -> bool:
         return parse_gossip(key) is not None
     if key.startswith(LIVE):
         return parse_live(key) is not None
+    if key.startswith(HANDOFFS):
+        return parse_handoff(key) is not None
     return not key.startswith(UNITS) or parse_unit(key) is not None
 
 
 def _needless(place: Place, lease_timeout: float) -> tuple[list[Judgement], set[str]]:
     """What nobody needs, whatever its age, and which of it only while no node lives."""
-    needless: list[Judgement] = [*_beats(place, lease_timeout), *_unit_claims(place)]
+    needless: list[Judgement] = [*_beats(place, lease_timeout), *_unit_claims(place), *_handoffs(place, lease_timeout)]
     needless += [("probes", entry) for entry in place.objects if entry.key.startswith((PROBES, DOCTOR))]
     needless += [("claims", entry) for entry in place.objects if entry.key.startswith(CREATION)]
     unguarded: set[str] = set()
@@ -256,6 +272,24 @@ def _beats(place: Place, lease_timeout: float) -> Iterator[Judgement]:
         here.sort(key=lambda beat: beat[0].beat)
         gone = not place.nodes[node].lives(JOINING_LEASES * lease_timeout)
         yield from (("leases", entry) for _, entry in (here if gone else here[:-BEATS_KEPT]))
+
+
+def _handoffs(place: Place, lease_timeout: float) -> Iterator[Judgement]:
+    """Hand-offs of nodes that do not live, the newest too: its age decides."""
+    for entry in place.objects:
+        key = parse_handoff(entry.key)
+        if key is not None and not (key.node in place.nodes and place.nodes[key.node].lives(lease_timeout)):
+            yield "hand-offs", entry
+
+
+def _newest_handoffs(place: Place) -> set[str]:
+    """Every object of each node's newest hand-off that has its record."""
+    keys = [(entry.key, key) for entry in place.objects if (key := parse_handoff(entry.key)) is not None]
+    newest: dict[str, str] = {}
+    for _, key in keys:
+        if key.is_record:
+            newest[key.node] = max(key.folder, newest.get(key.node, ""))
+    return {path for path, key in keys if newest.get(key.node) == key.folder}
 
 
 def _unit_claims(place: Place) -> Iterator[Judgement]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradientmail_core.engine.leftovers import Leftovers
+from gradientmail_core.engine.leftovers import HANDOFF_AGE, Leftovers
 from gradientmail_core.errors import MailboxUnavailable, RunMismatch
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.mailbox.careful import OneWriterMailbox
@@ -102,6 +102,44 @@ def test_what_is_young_or_has_no_age_is_left() -> None:
         place.shared._now = lambda: place.loop.time()
         place.shared._written = dict.fromkeys(place.shared._written)  # type: ignore[assignment]
         assert kinds(await place.leftovers(0.0)) == {}
+
+    at_place(main)
+
+
+def test_a_handoff_waits_a_month_for_its_node_and_goes_with_its_record_first() -> None:
+    """Of a node that is gone the newest stays; what a crash left of others goes, and nothing while it lives."""
+
+    def part(node: str, number: int, name: str) -> str:
+        return f"handoff/{node}/{number:010d}-{'0' * 16}/{name}"
+
+    newest = {part("gone", 7, name) for name in ("0000", "0001", "record")}
+    left = {part("gone", 6, "0000"), part("gone", 6, "record"), part("gone", 8, "0000"), part("never", 0, "0000")}
+    lives = {part("a", 1, name) for name in ("0000", "record")} | {part("a", 0, "record")}
+    strangers = {"handoff/readme", "handoff/gone/x/record"}
+
+    async def main(place: Place) -> None:
+        await trained(place, "b")
+        for key in newest | left | lives | strangers:
+            await place.shared.put(key, b"{}")
+        await asyncio.sleep(DAY)
+        node = place.node("a", steps=10**6)
+        await asyncio.sleep(5.0)
+        assert kinds(await place.leftovers(3600.0))["hand-offs"] == left
+        await place.clean(3600.0)
+        assert set(place.listed("handoff/")) == newest | lives | strangers
+        await node.kill()
+        await asyncio.sleep(HANDOFF_AGE)
+        deleted, delete = list[str](), place.shared.delete
+
+        async def noted(key: str) -> None:
+            deleted.append(key)
+            await delete(key)
+
+        place.shared.delete = noted  # type: ignore[method-assign]  # to see the order
+        await place.clean(3600.0)
+        assert set(place.listed("handoff/")) == strangers
+        gone = [key.rsplit("/", 1)[1] for key in deleted if key in newest]
+        assert gone[0] == "record"
 
     at_place(main)
 
