@@ -33,13 +33,14 @@ from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import Callback, Event, RunCreated, RunJoined, RunWaited, SessionEnded, log_event
 from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.session import Algorithm, Session, default_node, termination
-from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
+from gradientmail_core.session.environment import PREFIX, algorithm_from, handoff_from, mailbox_from, role_from
 from gradientmail_core.tensors.model import Model
 from gradientmail_hf.attaching import Method, caller_of, place_early, refuse_unusable, wrap
 from gradientmail_hf.checkpoint import Progress, read_progress, write_progress
 from gradientmail_hf.data import batches_behind, own_order, resize, why_fixed
-from gradientmail_hf.following import Followed, follow
+from gradientmail_hf.following import Followed, follow, resumed
 from gradientmail_hf.following import entered as epoch_entered
+from gradientmail_hf.handing import TrainerHandoff
 from gradientmail_hf.membership import Membership
 
 Tokens: TypeAlias = Callable[[object], int]
@@ -62,8 +63,14 @@ class GradientMailCallback(TrainerCallback):
     * ``min_nodes``: nodes to wait for before training starts.
     * ``syncer``: the same on every node, names the one that creates the run and closes all its rounds, for stores
       without a conditional create (default: the environment's ``GRADIENTMAIL_SYNCER``, else none).
+    * ``role``: "both", "learner" for a node that never closes rounds, or "either" for one that stops training and
+      closes for all while the run has elected it its syncer (default: ``GRADIENTMAIL_ROLE``, else "both").
     * ``lease_timeout``, ``progress_timeout``: seconds after which others stop waiting for a node that is silent, or
       alive without taking steps.
+    * ``close_timeout``: seconds without a commit after which a node that leaves gives up the rounds in flight.
+    * ``handoff_every``: every so many steps the training's whole state is kept in the mailbox, and a process that
+      starts under the same ``node`` goes on from there (default: ``GRADIENTMAIL_HANDOFF_EVERY``, else never; see
+      :mod:`gradientmail_hf.handing`).
     * ``tokens``: samples or tokens in a batch, as ``training_step`` gets it.
     * ``buffers``: ``"mean"`` merges floating-point buffers (a BatchNorm's statistics) too, on every node; ``"local"``
       leaves each node its own. Not chosen means local, with a warning where there are any.
@@ -86,8 +93,11 @@ class GradientMailCallback(TrainerCallback):
         node: str | None = None,
         min_nodes: int = 1,
         syncer: str | None = None,
+        role: str | None = None,
         lease_timeout: float = 120.0,
         progress_timeout: float = 300.0,
+        close_timeout: float | None = None,
+        handoff_every: int | None = None,
         tokens: Tokens | None = None,
         buffers: Buffers | None = None,
         own_order: bool = True,
@@ -106,7 +116,12 @@ class GradientMailCallback(TrainerCallback):
         self.min_nodes = min_nodes
         self.syncer = syncer or os.environ.get(PREFIX + "SYNCER")
         self.lease_timeout = lease_timeout
+        self.role = role_from(role, os.environ)
         self.progress_timeout = progress_timeout
+        self.close_timeout = close_timeout
+        self.handoff_every = handoff_from(handoff_every, self.node, os.environ)
+        self._handoff: TrainerHandoff | None = None
+        self._has_trained = False
         self._tokens = tokens
         self._buffers = buffers
         self._own_order = own_order
@@ -175,6 +190,8 @@ class GradientMailCallback(TrainerCallback):
         def counted(model: nn.Module, inputs: object, *args: object, **kwargs: object) -> object:
             if self._membership is not None and self._trainer_counted is None:
                 self._membership.count((self._tokens or samples_in)(inputs))
+            if self._handoff is not None:
+                self._handoff.go_on()
             loss = stock(model, inputs, *args, **kwargs)
             if self._stream is not None:
                 self._stream.confirm()
@@ -270,8 +287,7 @@ class GradientMailCallback(TrainerCallback):
         if self._membership is None or not self._membership.leads or not state.is_world_process_zero:
             return
         folder = Path(args.output_dir or ".", f"checkpoint-{state.global_step}")
-        stream = self._stream.state_dict() if self._stream is not None else {}
-        write_progress(folder, self._running_name, self._membership.progress(), stream)
+        write_progress(folder, self._running_name, self._membership.progress(), self._stream_state())
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -293,22 +309,48 @@ class GradientMailCallback(TrainerCallback):
             adapter.track_optimizer(bare)
             self._watch = bare.register_step_post_hook(self._saw_step)
         self._figures = {}
-        self._trainer_counted = state.num_input_tokens_seen if self._counts_itself(args) else None
         self._running_name = self.node or (progress.node if progress is not None else default_node())
-        self._membership = Membership(adapter, _processes(self._trainer, adapter), self._open_session)
+        processes = _processes(self._trainer, adapter)
+        self._handoff = self._prepared_handoff(model, optimizer, processes, declined=checkpoint is not None)
+        self._membership = Membership(adapter, processes, self._open_session)
         if self._buffers is None and self._membership.leads:
             _note_buffers(adapter.unmerged_buffers)
         termination.end_by_exception()
         self._membership.join(progress.session if progress is not None else None)
+        self._trainer_counted = state.num_input_tokens_seen if self._counts_itself(args) else None
+        if self._handoff is not None and self._handoff.restored is not None:
+            self._followed = resumed(self._trainer, parts["train_dataloader"], self._handoff.restored.step)
         if self._follow_run:
             self._follow(self._trainer, parts["train_dataloader"])
         self._arrange_data(args, state, parts["train_dataloader"], progress)
+        if self._handoff is not None:
+            self._handoff.note_data(parts["train_dataloader"], streamed=self._stream is not None)
+
+    def _prepared_handoff(
+        self, model: nn.Module, optimizer: object, processes: Processes, *, declined: bool
+    ) -> TrainerHandoff | None:
+        if self.handoff_every is None:
+            return None
+        if not isinstance(processes, Alone):
+            raise ConfigurationError(
+                "handoff_every cannot hand off a node of several processes.",
+                "Keep checkpoints on disk, or leave it out.",
+            )
+        assert self._trainer is not None
+        declined = declined or self._has_trained
+        return TrainerHandoff(self._trainer, model, optimizer, self._stream_state, declined=declined)
+
+    def _stream_state(self) -> Mapping[str, object]:
+        return self._stream.state_dict() if self._stream is not None else {}
 
     def _follow(self, trainer: Trainer, loader: object) -> None:
         assert self._membership is not None
         state = trainer.state
-        self._followed = follow(trainer, loader, self._membership.run_step())
-        if self._followed is None or not self._membership.leads:
+        moved = follow(trainer, loader, self._membership.run_step())
+        if moved is None:
+            return
+        self._followed = moved
+        if not self._membership.leads:
             return
         if state.global_step >= state.max_steps:
             logger.warning(
@@ -320,7 +362,7 @@ class GradientMailCallback(TrainerCallback):
         else:
             logger.warning(
                 "GradientMail: following the run, %d steps forward to step %d of %d.",
-                self._followed.steps,
+                moved.steps,
                 state.global_step,
                 state.max_steps,
             )
@@ -365,6 +407,9 @@ class GradientMailCallback(TrainerCallback):
 
         Another node's place, in its order, is not this one's.
         """
+        handed = self._handoff.restored if self._handoff is not None else None
+        if handed is not None and handed.stream:
+            return handed.stream
         if progress is not None and progress.stream and progress.node == self._running_name:
             return progress.stream
         place = self._followed.place if self._followed is not None else None
@@ -380,6 +425,7 @@ class GradientMailCallback(TrainerCallback):
 
     def _step(self, state: TrainerState) -> None:
         assert self._membership is not None
+        self._has_trained = True
         if self._trainer_counted is not None:
             self._membership.count(state.num_input_tokens_seen - self._trainer_counted)
             self._trainer_counted = state.num_input_tokens_seen
@@ -416,7 +462,7 @@ class GradientMailCallback(TrainerCallback):
 
     def _forget(self) -> None:
         self._membership = None
-        self._stream = None
+        self._stream = self._handoff = None
         if self._watch is not None:
             self._watch.remove()
         self._watch, self._overflowed = None, False
@@ -430,8 +476,12 @@ class GradientMailCallback(TrainerCallback):
             node=self._running_name,
             min_nodes=self.min_nodes,
             syncer=self.syncer,
+            role=self.role,
             lease_timeout=self.lease_timeout,
             progress_timeout=self.progress_timeout,
+            close_timeout=self.close_timeout,
+            handoff=self._handoff,
+            handoff_every=self.handoff_every or 1,
             callbacks=(*self._callbacks, Announcer()),
         )
 

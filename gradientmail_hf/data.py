@@ -76,6 +76,11 @@ def base_of(loader: object) -> object:
     return getattr(loader, "base_dataloader", loader)
 
 
+def sampler_of(base: "DataLoader[object]") -> object:
+    """What decides the order of a torch loader's rows."""
+    return getattr(_batch_sampler(base), "sampler", base.sampler)
+
+
 def own_order(loader: object, seed: int) -> str | None:
     """Let the loader's sampler draw from ``seed``; why that cannot be, if it cannot."""
     base = base_of(loader)
@@ -83,7 +88,7 @@ def own_order(loader: object, seed: int) -> str | None:
         return f"it is a {type(base).__name__}, not a torch DataLoader"
     if isinstance(base.dataset, IterableDataset):
         return "its dataset decides the order"
-    sampler: object = getattr(_batch_sampler(base), "sampler", base.sampler)
+    sampler = sampler_of(base)
     if isinstance(sampler, SeedableRandomSampler):
         sampler.initial_seed = seed
         return None

@@ -63,6 +63,18 @@ def follow(trainer: Trainer, loader: object, step: int) -> Followed | None:
     return Followed(behind, place_at(loader, step, accumulated))
 
 
+def resumed(trainer: Trainer, loader: object, step: int) -> Followed:
+    """Let ``trainer`` train on ``loader`` as if it had resumed from a checkpoint of ``step``.
+
+    Its schedule is set already. What can only be skipped by reading it is read, as the Trainer does when it resumes.
+    """
+    vars(trainer).update(_globalstep_last_logged=step, _initial_global_step=step)
+    accumulated = trainer.args.gradient_accumulation_steps
+    epoch = steps_per_epoch(loader, accumulated)
+    trainer.state.epoch = step / epoch if epoch is not None else 0
+    return Followed(0, Place(step // epoch if epoch is not None else 0, batches_behind(loader, step, accumulated)))
+
+
 def entered(call: Mapping[str, object], followed: Followed, output: str | None) -> dict[str, object]:
     """The arguments of the Trainer's ``_run_epoch``, moved to where ``followed`` says; ``output`` is its directory.
 

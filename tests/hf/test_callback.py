@@ -18,6 +18,7 @@ from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_hf import GradientMailCallback
 from gradientmail_hf.callback import Announcer
 from tests.hf.nodes import LENGTH, RecordingCallback, fit, llama, rows, trainer
+from tests.offices import LEASE_SECONDS, SETTINGS, Vacancy
 from tests.sessions import LAST
 
 EIGHT = [4 * LENGTH] * 8
@@ -583,3 +584,24 @@ def test_a_model_with_nothing_to_train_is_refused(tmp_path):
     model.enable_input_require_grads()
     with pytest.raises(ConfigurationError, match="no trainable parameters"):
         fit(tmp_path, RecordingCallback(), model)
+
+
+def test_a_node_of_role_either_closes_for_all_when_the_syncer_is_gone(tmp_path):
+    with Vacancy(tmp_path / "run") as vacancy:
+
+        class Wait(TrainerCallback):
+            def on_step_end(self, args, state, control, **parts):
+                vacancy.wait(state.global_step)
+
+        options = {"role": "either", "lease_timeout": LEASE_SECONDS, "callbacks": [vacancy.heard]}
+        callback = GradientMailCallback((tmp_path / "run").as_uri(), SETTINGS, node="e", **options)
+        fit(tmp_path, [callback, Wait()])
+    assert vacancy.elections[0] is True and vacancy.closed_in_office >= 2
+
+
+def test_a_role_comes_from_the_program_then_from_the_environment_and_a_syncer_is_no_trainer(monkeypatch):
+    monkeypatch.setenv("GRADIENTMAIL_ROLE", "either")
+    assert GradientMailCallback("file:///there").role == "either"
+    assert GradientMailCallback("file:///there", role="learner").role == "learner"
+    with pytest.raises(ConfigurationError, match="gradientmail syncer URL"):
+        GradientMailCallback("file:///there", role="syncer")
