@@ -18,7 +18,6 @@ from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_hf import GradientMailCallback
 from gradientmail_hf.callback import Announcer
 from tests.hf.nodes import LENGTH, RecordingCallback, fit, llama, rows, trainer
-from tests.offices import LEASE_SECONDS, SETTINGS, Vacancy
 from tests.sessions import LAST
 
 EIGHT = [4 * LENGTH] * 8
@@ -26,39 +25,6 @@ EIGHT = [4 * LENGTH] * 8
 
 def embedding(model):
     return model.model.embed_tokens.weight
-
-
-# Options
-
-
-def test_options_come_from_the_program_then_from_the_environment(monkeypatch):
-    with pytest.raises(ConfigurationError, match="No mailbox was given"):
-        GradientMailCallback()
-    monkeypatch.setenv("GRADIENTMAIL_MAILBOX", "file:///there")
-    monkeypatch.setenv("GRADIENTMAIL_SYNC_EVERY", "7")
-    monkeypatch.setenv("GRADIENTMAIL_NODE", "berlin")
-    told = GradientMailCallback()
-    assert (told.mailbox, told.node, told.algorithm.sync_every) == ("file:///there", "berlin", 7)
-    chosen = GradientMailCallback(mailbox="file:///here", algorithm=DiLoCo(), node="paris")
-    assert (chosen.mailbox, chosen.node, chosen.algorithm) == ("file:///here", "paris", DiLoCo())
-
-
-@pytest.mark.parametrize("told", ["argument", "environment"])
-def test_one_named_node_can_close_all_rounds(told, tmp_path, monkeypatch):
-    """As a store without a conditional create needs it: the run says so, and that node creates it."""
-    monkeypatch.setenv("GRADIENTMAIL_SYNCER", "a" if told == "environment" else "b")
-    options = {"syncer": "a"} if told == "argument" else {}
-    settings = DiLoCo(sync_every=4, fragments=1)
-    fit(tmp_path, GradientMailCallback((tmp_path / "run").as_uri(), settings, node="a", callbacks=[], **options))
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_bytes())
-    assert (manifest["store"], manifest["closers"]) == ("none", ["a"])
-
-
-def test_options_that_cannot_work_are_refused():
-    with pytest.raises(ConfigurationError, match="evaluate is 'both'"):
-        GradientMailCallback("memory://", evaluate="both")
-    with pytest.raises(ConfigurationError, match="max_batch_size is 0"):
-        GradientMailCallback("memory://", max_batch_size=0)
 
 
 # Steps and samples
@@ -584,24 +550,3 @@ def test_a_model_with_nothing_to_train_is_refused(tmp_path):
     model.enable_input_require_grads()
     with pytest.raises(ConfigurationError, match="no trainable parameters"):
         fit(tmp_path, RecordingCallback(), model)
-
-
-def test_a_node_of_role_either_closes_for_all_when_the_syncer_is_gone(tmp_path):
-    with Vacancy(tmp_path / "run") as vacancy:
-
-        class Wait(TrainerCallback):
-            def on_step_end(self, args, state, control, **parts):
-                vacancy.wait(state.global_step)
-
-        options = {"role": "either", "lease_timeout": LEASE_SECONDS, "callbacks": [vacancy.heard]}
-        callback = GradientMailCallback((tmp_path / "run").as_uri(), SETTINGS, node="e", **options)
-        fit(tmp_path, [callback, Wait()])
-    assert vacancy.elections[0] is True and vacancy.closed_in_office >= 2
-
-
-def test_a_role_comes_from_the_program_then_from_the_environment_and_a_syncer_is_no_trainer(monkeypatch):
-    monkeypatch.setenv("GRADIENTMAIL_ROLE", "either")
-    assert GradientMailCallback("file:///there").role == "either"
-    assert GradientMailCallback("file:///there", role="learner").role == "learner"
-    with pytest.raises(ConfigurationError, match="gradientmail syncer URL"):
-        GradientMailCallback("file:///there", role="syncer")
