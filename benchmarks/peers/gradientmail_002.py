@@ -1,13 +1,11 @@
-"""Closing one round in gradientmail 0.0.2, from outside: ``python gradientmail_002.py FOLDER``, in its environment.
+"""Closing rounds in gradientmail 0.0.2, from outside: ``python gradientmail_002.py FOLDER``, in its environment.
 
 Written from what ``help()`` says of ``DiLoCoAggregator``, ``FragmentState``, ``Contribution`` and ``TensorBytes``; its
 sources were not read. The folder holds ``theta.bin`` and ``delta0.bin`` … ``delta7.bin``, fp32 of 1024 columns in
-little-endian. Prints seconds and bytes as JSON and writes ``peer.bin``, the parameters after the round.
+little-endian. Prints seconds and bytes as JSON and writes ``peer.bin``, the parameters after the last round.
 """
 
-import json
 import sys
-import time
 from pathlib import Path
 
 from gradientmail import DiLoCo, Rda, Schema, TensorBytes
@@ -16,7 +14,7 @@ from gradientmail.algorithms import Contribution, FragmentState
 from gradientmail.algorithms.diloco import DiLoCoAggregator
 from gradientmail.serialization import ParameterSpec
 
-from benchmarks.peers.watch import Watch, private_bytes, supply_memory
+from benchmarks.peers.watch import closings, private_bytes
 
 SIDE = 1024
 BYTES = 4 * SIDE * SIDE
@@ -32,25 +30,24 @@ def tensors(path: Path) -> dict[str, TensorBytes]:
 
 
 def main(folder: Path) -> None:
-    """Read, close the round, say what it took."""
+    """Close the rounds, say what they took."""
     before = private_bytes()
-    theta = tensors(folder / "theta.bin")
-    names = sorted(theta)
+    names = [f"w{index:03d}" for index in range((folder / "theta.bin").stat().st_size // BYTES)]
     schema = Schema(tuple(ParameterSpec(name, "F32", (SIDE, SIDE)) for name in names))
     config = DiLoCo(sync_every=100, fragments=1, in_flight=1, merge=Rda(), outer_lr=0.7, outer_momentum=0.9)
-    with Watch() as watch:
-        contributions = [
+    aggregator = DiLoCoAggregator(config, schema, names, default_backend())
+
+    def arrived() -> list[Contribution]:
+        return [
             Contribution(f"node{index}", 100, 100, 800, 0.1, False, tensors(folder / f"delta{index}.bin"))
             for index in range(8)
         ]
-        aggregator = DiLoCoAggregator(config, schema, names, default_backend())
-        supply_memory()
-        inputs, started = private_bytes(), time.perf_counter()
-        result = aggregator.close_round(FragmentState(0, theta, {}), contributions)
-        seconds = time.perf_counter() - started
-    (folder / "peer.bin").write_bytes(b"".join(bytes(result.state.theta[name].data) for name in names))
-    figures = {"seconds": seconds, "peak_bytes": watch.most - before, "extra_bytes": watch.most - inputs}
-    print(json.dumps(figures))
+
+    def closed(held: FragmentState, contributions: list[Contribution], version: int) -> FragmentState:
+        return aggregator.close_round(held, contributions).state
+
+    state = closings(before, lambda: FragmentState(0, tensors(folder / "theta.bin"), {}), arrived, closed)
+    (folder / "peer.bin").write_bytes(b"".join(bytes(state.theta[name].data) for name in names))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,20 @@
-"""How much private memory a process held at most, looked up while it works (Linux)."""
+"""Closing rounds one after the other: what each took, and how much private memory the process held at most (Linux)."""
 
+import json
+import statistics
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
+S = TypeVar("S")
+C = TypeVar("C")
+
+ROUNDS = 4
 EVERY_SECONDS = 0.003
 SUPPLIED_BYTES = 4 * 2**30
 
@@ -50,3 +58,31 @@ def supply_memory(amount: int = SUPPLIED_BYTES) -> None:
         f"import mmap; pages = mmap.mmap(-1, {amount}); [pages.__setitem__(at, 1) for at in range(0, {amount}, 4096)]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def closings(before: int, begun: Callable[[], S], arrived: Callable[[], C], closed: Callable[[S, C, int], S]) -> S:
+    """Close :data:`ROUNDS` rounds from what ``begun`` gives with contributions that just arrived; print figures.
+
+    Only ``closed`` is timed. ``first_seconds`` is the process's first round, ``seconds`` the median of the others.
+    Of memory beyond ``before`` bytes ``peak_bytes`` is the most at any time, ``extra_bytes`` the most that a round
+    took beyond what was there when it began.
+    """
+    state, seconds, extra, most = begun(), [], 0, 0
+    for version in range(1, ROUNDS + 1):
+        with Watch() as watch:
+            contributions = arrived()
+            if version == 1:
+                supply_memory()
+            inputs, started = private_bytes(), time.perf_counter()
+            state = closed(state, contributions, version)
+            seconds.append(time.perf_counter() - started)
+        del contributions
+        extra, most = max(extra, watch.most - inputs), max(most, watch.most)
+    figures = {
+        "seconds": statistics.median(seconds[1:]),
+        "first_seconds": seconds[0],
+        "peak_bytes": most - before,
+        "extra_bytes": extra,
+    }
+    print(json.dumps(figures))
+    return state

@@ -20,11 +20,13 @@ import numpy as np
 
 from gradientmail_core.algorithms.reduction import (
     NORM_MIN,
+    Agreement,
     Contribution,
     Merged,
     Round,
     Table,
-    Totals,
+    added,
+    cosine_in_sum,
     measured,
     norm_of,
     piece_squares,
@@ -35,6 +37,7 @@ from gradientmail_core.algorithms.reduction import (
 )
 from gradientmail_core.algorithms.settings import Named, Settings, checked, named_from
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import ROLES, FragmentLayout, Role
 
 __all__ = [
@@ -57,10 +60,13 @@ _ALWAYS_DIRECT = ("buffer",)
 class Merge(Protocol):
     """A deterministic function of a round's contributions."""
 
-    def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
+    def __call__(
+        self, contributions: Sequence[Contribution], layout: FragmentLayout, out: Flat | None = None
+    ) -> Merged:
         """Merge one or more contributions of different nodes, all finite, into one delta.
 
-        Weights are relative; they are normalised here. Raises :class:`ValueError` for no contributions,
+        Weights are relative; they are normalised here. The delta is written to ``out`` if given (flat fp32 of the
+        layout's size, of no contribution), else to a new array. Raises :class:`ValueError` for no contributions,
         two of one node, or a weight that is not greater than zero and finite.
         """
         ...
@@ -79,10 +85,13 @@ class WeightedMean(Named):
     def __post_init__(self) -> None:
         _check_clip(self.clip)
 
-    def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
+    def __call__(
+        self, contributions: Sequence[Contribution], layout: FragmentLayout, out: Flat | None = None
+    ) -> Merged:
         round_ = measured(contributions, layout)
-        delta, _, cosine = weighted_sum(round_, _mean_coefficients(round_, self.clip))
-        return Merged(delta, cosine, round_.norms_in_order_of(contributions))
+        agreement = Agreement(round_)
+        delta, _ = weighted_sum(round_, _mean_coefficients(round_, self.clip), out, agreement)
+        return Merged(delta, agreement.cosine(), round_.norms_in_order_of(contributions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,9 @@ class Rda(Named):
     ``|sum w_m phi(x_m)|`` is at most ``floor`` with weights summing to 1, there is none to follow:
     ``cancel="mean"`` takes the plain mean there, ``"zero"`` leaves the piece where it is. The floor is above the
     rounding of fp32, so noise is never blown up to full norm. A lone contribution is returned as it is.
+
+    The cosine comes from the length of the mean direction, which costs nothing: pairs count by their weights, and
+    pieces by their share of the norms (:func:`~gradientmail_core.algorithms.reduction.cosine_in_sum`).
     """
 
     direct_roles: tuple[Role, ...] = ("embedding", "head", "vector")
@@ -114,21 +126,24 @@ class Rda(Named):
                 f"Use 'mean' or 'zero', and roles of {', '.join(ROLES)}.",
             )
 
-    def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
+    def __call__(
+        self, contributions: Sequence[Contribution], layout: FragmentLayout, out: Flat | None = None
+    ) -> Merged:
         round_ = measured(contributions, layout)
         mean = _mean_coefficients(round_, self.clip)
         roles = (*self.direct_roles, *_ALWAYS_DIRECT)
         direct = np.array([len(contributions) == 1 or piece.role in roles for piece in layout.pieces])
         lengths = np.sqrt(round_.squares)
-        delta, squares, cosine = weighted_sum(round_, np.where(direct, mean, _directions(round_, lengths)))
+        coefficients = np.where(direct, mean, _directions(round_, lengths))
+        delta, squares = weighted_sum(round_, coefficients, out)
         cancelled = ~direct & (squares <= self.floor**2)
         scales = np.ones(len(layout.pieces))
-        np.divide(_added(mean * lengths), np.sqrt(squares), out=scales, where=~direct & ~cancelled)
+        np.divide(added(mean * lengths), np.sqrt(squares), out=scales, where=~direct & ~cancelled)
         scales[cancelled] = 0.0
         scale_pieces(delta, round_, scales.tolist())
         if self.cancel == "mean" and cancelled.any():
             replace_pieces(delta, round_, mean, frozenset(np.flatnonzero(cancelled).tolist()))
-        return Merged(delta, cosine, round_.norms_in_order_of(contributions))
+        return Merged(delta, cosine_in_sum(round_, coefficients, squares), round_.norms_in_order_of(contributions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +161,10 @@ class TrimmedMean(Named):
         _check_clip(self.clip)
         checked("share", self.share, 0.0, math.nextafter(0.5, 0.0))
 
-    def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
-        return _order_statistic(contributions, layout, self.clip, int(self.share * len(contributions)))
+    def __call__(
+        self, contributions: Sequence[Contribution], layout: FragmentLayout, out: Flat | None = None
+    ) -> Merged:
+        return _order_statistic(contributions, layout, self.clip, int(self.share * len(contributions)), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +176,10 @@ class Median(Named):
     def __post_init__(self) -> None:
         _check_clip(self.clip)
 
-    def __call__(self, contributions: Sequence[Contribution], layout: FragmentLayout) -> Merged:
-        return _order_statistic(contributions, layout, self.clip, (len(contributions) - 1) // 2)
+    def __call__(
+        self, contributions: Sequence[Contribution], layout: FragmentLayout, out: Flat | None = None
+    ) -> Merged:
+        return _order_statistic(contributions, layout, self.clip, (len(contributions) - 1) // 2, out)
 
 
 _KNOWN: tuple[type[Merge], ...] = (WeightedMean, Rda, TrimmedMean, Median)
@@ -202,17 +221,9 @@ def _directions(round_: Round, lengths: Table) -> Table:
     return directions
 
 
-def _added(table: Table) -> Totals:
-    """The column sums of a table, its rows added from first to last."""
-    total = np.zeros(table.shape[1])
-    for row in table:
-        total += row
-    return total
-
-
 def _order_statistic(
-    contributions: Sequence[Contribution], layout: FragmentLayout, clip: float | None, trim: int
+    contributions: Sequence[Contribution], layout: FragmentLayout, clip: float | None, trim: int, out: Flat | None
 ) -> Merged:
     round_ = measured(contributions, layout)
-    delta, cosine = sorted_mean(round_, _clip_factors(round_, clip), trim)
+    delta, cosine = sorted_mean(round_, _clip_factors(round_, clip), trim, out)
     return Merged(delta, cosine, round_.norms_in_order_of(contributions))

@@ -38,6 +38,7 @@ from gradientmail_core.protocol.records import (
     digest,
     parse_snapshot,
 )
+from gradientmail_core.tensors import recycled
 from gradientmail_core.tensors.buffers import buffer_spans, wire_codec
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.compression import opened
@@ -152,7 +153,7 @@ def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Seque
         Contribution(snapshot.record.node, share, snapshot.delta.read, np.array(snapshot.squares))
         for snapshot, share in zip(accepted, shares(accepted, run.settings.joiner_ramp), strict=True)
     ]
-    merged: Merged = run.settings.merge(contributions, layout)
+    merged: Merged = run.settings.merge(contributions, layout, recycled.empty(layout.size))
     means = _buffer_means(layout, theta, merged.delta)
     master = theta if outer.residual is None else theta + outer.residual
     moved = _stepped(run.settings.outer, Reached(master, outer.arrays), merged.delta, head.version + 1, accepted)
@@ -168,7 +169,7 @@ def _stepped(outer: Outer, here: Reached, delta: Flat, version: int, accepted: S
     if all(snapshot.record.final for snapshot in accepted):
         without_memory(outer).step(here.theta, delta, (), version, len(accepted), into=Reached(delta, ()))
         return Reached(delta, tuple(part.copy() for part in here.state))
-    there = Reached(delta, tuple(np.empty_like(part) for part in here.state))
+    there = Reached(delta, tuple(recycled.empty(part.size) for part in here.state))
     outer.step(here.theta, delta, here.state, version, len(accepted), into=there)
     return there
 

@@ -227,6 +227,42 @@ def test_the_cosine_is_the_mean_over_pairs(count: int, seed: int) -> None:
         assert merged.cosine == pytest.approx(np.mean(pairs), abs=1e-5)
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 100))
+def test_radial_averaging_tells_the_same_cosine_from_the_length_of_its_sum(count: int, seed: int) -> None:
+    values = [delta + np.float32(0.2 * number) for number, delta in enumerate(deltas(count, seed))]
+    pairs = [cosine(a, b) for a, b in itertools.combinations(values, 2)]
+    whole = layout_of([(LAYOUT.size, "matrix")])
+    for merge, layout in ((Rda(), whole), (Rda(clip=1.0), whole), (Rda(), LAYOUT)):
+        merged = merge([contribution(f"node{n}", delta) for n, delta in enumerate(values)], layout)
+        assert merged.cosine == pytest.approx(np.mean(pairs), abs=1e-5 if layout is whole else 0.03)
+
+
+@pytest.mark.parametrize(
+    "merge", [Rda(), Rda(direct_roles=("matrix", "vector")), Rda(clip=1.0), WeightedMean()], ids=repr
+)
+def test_of_two_deltas_the_cosine_is_theirs_whatever_they_weigh(merge: Merge) -> None:
+    one, other = deltas(2)
+    other += np.float32(0.3) * one
+    merged = merge([contribution("a", one, 5.0), contribution("b", other)], LAYOUT)
+    assert merged.cosine == pytest.approx(cosine(one, other), abs=1e-5)
+
+
+def test_a_delta_that_is_zero_in_a_piece_has_no_cosine_there() -> None:
+    one, other = deltas(2)
+    other[:70_001] = 0.0
+    merged = Rda()([contribution("a", one), contribution("b", other), contribution("c", other * 0)], LAYOUT)
+    assert merged.cosine == pytest.approx(cosine(one, other), abs=1e-5)
+
+
+@pytest.mark.parametrize("merge", MERGES, ids=repr)
+def test_a_merge_into_a_given_array_gives_the_same_bytes(merge: Merge) -> None:
+    out = np.full(LAYOUT.size, np.nan, np.float32)
+    merged = merge(contributions(3), LAYOUT, out)
+    assert merged.delta is out
+    assert out.tobytes() == merge(contributions(3), LAYOUT).delta.tobytes()
+
+
 @pytest.mark.parametrize("weights", [(), (0.0,), (-1.0,), (float("nan"),), (float("inf"), 1.0)])
 def test_weights_that_are_none_are_refused(weights: tuple[float, ...]) -> None:
     values = deltas(1)[0]

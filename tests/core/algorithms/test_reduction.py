@@ -25,23 +25,18 @@ def layout_of(sizes: list[int]) -> FragmentLayout:
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 5), st.integers(BLOCK - 2, BLOCK + 2), st.just(5 * BLOCK)), max_size=8))
-def test_segments_and_runs_tile_the_fragment_in_order(sizes: list[int]) -> None:
-    layout, numbers = layout_of(sizes), []
-    covered: dict[str, int] = {"segments": 0, "runs": 0}
+def test_runs_tile_the_fragment_in_order(sizes: list[int]) -> None:
+    layout, numbers, at = layout_of(sizes), [], 0
     for number, cut in enumerate(cuts(layout)):
-        segments = [("segments", segment.piece, segment.place) for segment in cut.segments]
-        runs = [("runs", piece, place) for piece, place in cut.runs]
-        for kind, index, place in segments + runs:
-            piece, at = layout.pieces[index], covered[kind]
-            assert number * SPAN + place.start == at
-            assert piece.offset <= at < at + place.stop - place.start <= piece.offset + piece.elements
-            assert place.stop <= SPAN
-            covered[kind] = at + place.stop - place.start
-        for _, _, place in segments:
-            assert place.start // BLOCK == (place.stop - 1) // BLOCK, "a segment lies in one block"
-        assert len({piece for piece, _ in cut.runs}) == len(cut.runs), "a run is all of a piece in its span"
-        numbers += [segment.index for segment in cut.segments]
-    assert covered == {"segments": layout.size, "runs": layout.size}
+        for run in cut:
+            piece, length = layout.pieces[run.piece], run.place.stop - run.place.start
+            assert number * SPAN + run.place.start == at
+            assert piece.offset <= at < at + length <= piece.offset + piece.elements
+            assert run.place.stop <= SPAN
+            at += length
+        assert len({run.piece for run in cut}) == len(cut), "a run is all of a piece in its span"
+        numbers += [run.index for run in cut]
+    assert at == layout.size
     assert numbers == list(range(len(numbers)))
 
 
@@ -68,6 +63,37 @@ def test_norms_and_weights_of_a_round() -> None:
     assert round_.weights == (0.25, 0.75)
     assert round_.squares.tolist() == [[BLOCK + 7, 10], [BLOCK + 7, 10]]
     assert round_.norms == (layout.size**0.5,) * 2
+
+
+def squares_of(values: Flat) -> list[float]:
+    """What a pass says of one delta in three pieces."""
+    layout = layout_of([SPAN + 9, 3000, values.size - SPAN - 3009])
+    return piece_squares(lambda start, stop, out: values[start:stop], layout).tolist()
+
+
+def exactly(values: Flat) -> list[float]:
+    """The same in fp64 throughout."""
+    wide = values.astype(np.float64)
+    return [float(np.square(part).sum()) for part in np.split(wide, [SPAN + 9, SPAN + 3009])]
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e30, 1e-17, 1e-22, 1e-30, 1e-44])
+def test_squares_are_right_over_the_whole_range_of_fp32(magnitude: float) -> None:
+    noise = np.random.default_rng(3).standard_normal(SPAN + BLOCK).astype(np.float32)
+    values = noise * np.float32(magnitude)
+    assert squares_of(values) == pytest.approx(exactly(values), rel=1e-6, abs=0.0)
+    level = np.full_like(values, 0.7 * magnitude)  # every sum of a column is rounded alike
+    assert squares_of(level) == pytest.approx(exactly(level), rel=8e-6, abs=0.0)
+
+
+def test_squares_of_what_is_zero_or_not_finite() -> None:
+    values = np.zeros(SPAN + BLOCK, np.float32)
+    assert squares_of(values) == [0.0, 0.0, 0.0]
+    values[SPAN + 10] = np.inf
+    values[-1] = np.nan
+    first, second, third = squares_of(values)
+    assert (first, second) == (0.0, np.inf)
+    assert np.isnan(third)
 
 
 @pytest.mark.parametrize("merge", [Rda(), Median(clip=1.0)], ids=repr)

@@ -28,10 +28,12 @@ from gradientmail_core.engine.gathering import Accepted, Gathering
 from gradientmail_core.protocol.exchange import get_section
 from gradientmail_core.protocol.fields import COUNT_MAX, Rejected
 from gradientmail_core.protocol.records import Estimates, Refusal, RoundRecord, SnapshotRecord, digest, parse_round
+from gradientmail_core.tensors import recycled
 from gradientmail_core.tensors.codecs import codec_named
 from gradientmail_core.tensors.compression import compress, element_bytes
 from gradientmail_core.tensors.encoded import InMemory
 from gradientmail_core.tensors.payload import Malformed, encode_payload, parse_payload, read_metadata
+from gradientmail_core.tensors.schema import FragmentLayout, Piece
 from tests.core.engine.parts import SETTINGS, Place, first_head, run_of, snapshot_body, virtually
 
 PLAIN = replace(SETTINGS, merge=WeightedMean(), outer=SGD(lr=1.0))
@@ -263,6 +265,27 @@ def test_outer_state_is_moved_and_not_shared() -> None:
     assert (result.outer.arrays[0] == 2.0).all() and (momentum == 2.0).all()
     assert result.outer.arrays[0] is not momentum
     assert result.theta == pytest.approx(-(1.0 + 0.5 * 2.0))
+
+
+def test_a_round_reuses_the_memory_of_one_that_nobody_holds_and_of_no_other() -> None:
+    run = run_of(replace(PLAIN, outer=Nesterov()))
+    count = recycled.BYTES_LEAST // 4
+    run = replace(run, layouts=(FragmentLayout(0, (Piece("w", (count,), 0),)), *run.layouts[1:]))
+    one = replace(accepted("a"), delta=InMemory(codec_named("F32"), [np.ones(count, np.float32).view(np.uint8)]))
+    one = replace(one, squares=(float(count),))
+    theta, outer, held, places = np.zeros(count, np.float32), OuterState((np.zeros(count, np.float32),)), [], []
+    for version in range(6):
+        head = replace(first_head(run), version=version)
+        result = merger(run, head, theta, outer, [one])
+        assert result is not None
+        theta, outer = result.theta, result.outer
+        places.append({part.ctypes.data for part in (theta, *outer.arrays)})
+        if version == 1:
+            held = [(part, part.tobytes()) for part in (theta[7:], *outer.arrays)]
+    kept = {part.ctypes.data - 4 * 7 * (part.size < count) for part, _ in held}
+    assert all(part.tobytes() == before for part, before in held)
+    assert all(not kept & later for later in places[2:])
+    assert places[5] & (places[3] | places[2])
 
 
 def test_equal_snapshots_give_equal_bytes_in_any_order() -> None:
