@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -134,7 +133,7 @@ def vanished_lease_taken_as_left(patch: pytest.MonkeyPatch) -> None:
             for node, presence in self.roster.nodes.items()
             if node not in seen
         }
-        self.roster = Roster(MappingProxyType({**self.roster.nodes, **gone}))
+        self.roster = Roster.of({**self.roster.nodes, **gone})
         listed(self, keys)
 
     patch.setattr(Board, "listed", absent_left)

@@ -103,15 +103,21 @@ class Follower(Closer):
         reason = self._board.gone(self.head.closer, max(self.head.seen, self.started_at))
         if not self._board.closes or (self._board.leaving and self.published is None):
             return NEVER, ""
-        candidates = self._board.candidates(self._run, self.head.fragment)
-        others = [node for node in candidates if node not in (self.head.closer, self._host.node)]
-        turn = len(others) if self._host.node not in candidates else candidates.index(self._host.node)
-        patience = turn * max(self.head.estimates.sync, CLAIM_GAP_SECONDS)
         if reason is not None:
-            self._quorum_known_at = self._quorum_known_at or now
-            return self._quorum_known_at + patience, reason
-        late_at = NEVER if self._run.one_closer else self._late_at(now)
-        return late_at + patience, "the round is overdue"
+            take_at = self._quorum_known_at = self._quorum_known_at or now
+        else:
+            take_at = NEVER if self._run.one_closer else self._late_at(now)
+        patience = self._patience() if now >= take_at else 0.0  # the order of candidates is asked for only then
+        return take_at + patience, reason or "the round is overdue"
+
+    def _patience(self) -> float:
+        """How long this node leaves it to candidates before it to take over."""
+        candidates = self._board.candidates(self._run, self.head.fragment)
+        if self._host.node in candidates:
+            turn = candidates.index(self._host.node)
+        else:
+            turn = len([node for node in candidates if node != self.head.closer])
+        return turn * max(self.head.estimates.sync, CLAIM_GAP_SECONDS)
 
     def _late_at(self, now: float) -> float:
         known = set(self._board.deltas.get(self.round, ()))
@@ -119,7 +125,7 @@ class Follower(Closer):
             known.add(self._host.node)
         if now < self._expected_at():  # the last snapshots of who leaves may come at any time
             known -= self._board.leavers()
-        if len(known) < self._needed():
+        if not self._is_quorum(len(known)):
             self._quorum_known_at = None
             return NEVER
         if self._quorum_known_at is None:

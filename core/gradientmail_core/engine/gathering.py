@@ -114,7 +114,7 @@ def closes_at(gathering: Gathering, live: Collection[str], settings: DiLoCo, est
 
     ``live`` are the learners a quorum waits for.
     """
-    if gathering.heard and gathering.heard >= set(live):
+    if gathering.heard and len(gathering.heard) >= len(live) and gathering.heard >= set(live):
         return -math.inf
     if gathering.quorum_at is None:
         return None

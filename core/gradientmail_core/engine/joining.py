@@ -295,7 +295,7 @@ async def _await_manifest(host: Host, holder: str, incarnation: str | None = Non
         if now >= list_at:
             roster = observed(roster, await listed_leases(host), now, host.timeouts)
             list_at = now + host.timeouts.period
-        presence = roster.nodes.get(holder)
+        presence = roster.get(holder)
         alive = is_alive(presence, now, host.timeouts) if presence else now - started < host.timeouts.lease
         if presence is not None and incarnation not in (None, presence.lease.tag):
             alive = False

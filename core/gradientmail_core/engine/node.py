@@ -38,7 +38,8 @@ from gradientmail_core.events import (
     SnapshotRefused,
     SyncerElected,
 )
-from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseState, LiveKey, parse_live
+from gradientmail_core.mailbox.base import whole_listing
+from gradientmail_core.protocol.keys import LIVE, DeltaKey, LeaseState, parse_live
 from gradientmail_core.protocol.records import StoreClass
 from gradientmail_core.tensors.buffers import wire_codec
 from gradientmail_core.tensors.model import Flat
@@ -403,13 +404,13 @@ class Node(Life):
             self._on_service()
 
     async def _list(self) -> None:
-        keys: list[LiveKey] = []
-        async for entry in self._host.mailbox.list(LIVE):
-            key = parse_live(entry.key)
-            if key is None:
-                self.board.ignored(entry.key, "no key of this protocol")
-            else:
-                keys.append(key)
+        entries = await whole_listing(self._host.mailbox, LIVE)
+        parsed = [parse_live(entry.key) for entry in entries]
+        keys = [key for key in parsed if key is not None]
+        if len(keys) < len(parsed):
+            for entry in entries:
+                if parse_live(entry.key) is None:
+                    self.board.ignored(entry.key, "no key of this protocol")
         passed = self._lease.passed(keys)
         self.board.listed(keys)
         if passed:
@@ -417,8 +418,8 @@ class Node(Life):
 
     async def _bury(self) -> None:
         """Delete the leases of nodes that left or have long been silent; one closer does it for all."""
-        run = self._run
-        if run is None or self.board.candidates(run, 0)[:1] != (self._host.node,):
+        run, dead = self._run, self.board.dead_leases()
+        if run is None or not dead or self.board.candidates(run, 0)[:1] != (self._host.node,):
             return
         await self._lease.bury()
 

@@ -22,14 +22,16 @@ from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.keys import ClaimKey, DeltaKey, HeadKey, LeaseKey, LiveKey, WantedKey
 from gradientmail_core.protocol.leases import (
     LEARNING,
+    Census,
     Roster,
     Timeouts,
+    absent,
+    counted,
     evident,
     heard,
     is_alive,
     joining,
     live_closers,
-    live_learners,
     observed,
 )
 from gradientmail_core.protocol.link import Link
@@ -145,7 +147,7 @@ class Board:
     wanted: set[int] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     listed_at: float = -math.inf
-    _learners: tuple[Roster | None, float, tuple[str, ...]] = (None, 0.0, ())
+    _census: Census | None = None
 
     def ring_all(self) -> None:
         """Wake every fragment's task."""
@@ -155,9 +157,9 @@ class Board:
     def live_learners(self) -> tuple[str, ...]:
         """Learners a quorum waits for."""
         now = self.host.clock.now()
-        if self._learners[0] is not self.roster or self._learners[1] != now:
-            self._learners = self.roster, now, live_learners(self.roster, now, self.host.timeouts)
-        return self._learners[2]
+        if self._census is None or not self._census.holds(self.roster, now):
+            self._census = counted(self.roster, now, self.host.timeouts)
+        return self._census.learners
 
     def live_closers(self) -> tuple[str, ...]:
         """Nodes that may close rounds."""
@@ -169,28 +171,24 @@ class Board:
 
     def here(self) -> list[str]:
         """Nodes that train or wait, in name order."""
-        now, timeouts = self.host.clock.now(), self.host.timeouts
-        return [
-            node
-            for node, presence in self.roster.nodes.items()
-            if presence.lease.state in LEARNING and is_alive(presence, now, timeouts)
-        ]
+        out = absent(self.roster, self.host.clock.now(), self.host.timeouts)
+        return [node for node, beat in self.roster.beats.items() if beat.state in LEARNING and node not in out]
 
     def dead_leases(self) -> list[LeaseKey]:
         """Listed leases of others that left, or have been silent for ten lease time-outs: they may go."""
         now, lease = self.host.clock.now(), self.host.timeouts.lease
-        dead = []
-        for key in self.leases:
-            presence = self.roster.nodes.get(key.node)
-            if presence is not None and key.node != self.host.node:
-                silent = now - presence.seen
-                if silent > LEASES_KEPT_TIMEOUTS * lease or (presence.lease.state == "x" and silent > lease):
-                    dead.append(key)
-        return dead
+        silent = {node: now - seen for node, seen in self.roster.seen.items() if now - seen > lease}
+        silent.pop(self.host.node, None)
+        return [
+            key
+            for key in (self.leases if silent else ())
+            if silent.get(key.node, 0.0) > LEASES_KEPT_TIMEOUTS * lease
+            or (key.node in silent and self.roster.beats[key.node].state == "x")
+        ]
 
     def leavers(self) -> set[str]:
         """Nodes that are leaving, or have left; this one as soon as it knows."""
-        others = {node for node, presence in self.roster.nodes.items() if presence.lease.state in ("d", "x")}
+        others = {node for node, beat in self.roster.beats.items() if beat.state in ("d", "x")}
         return others | {self.host.node} if self.leaving else others
 
     def joining(self) -> bool:
@@ -203,7 +201,7 @@ class Board:
 
         A node of which no beat was ever seen is silent since ``unseen_since``.
         """
-        presence = self.roster.nodes.get(node)
+        presence = self.roster.get(node)
         now = self.host.clock.now()
         if presence is None:
             return "no sign of life" if now - unseen_since >= self.host.timeouts.lease else None
@@ -215,14 +213,16 @@ class Board:
 
     def may_live(self, node: str, unseen_since: float) -> bool:
         """False once ``node`` left or was silent for the lease time-out (since ``unseen_since`` if never seen)."""
-        presence, now = self.roster.nodes.get(node), self.host.clock.now()
+        presence, now = self.roster.get(node), self.host.clock.now()
         if presence is None:
             return now - unseen_since < self.host.timeouts.lease
         return is_alive(presence, now, self.host.timeouts)
 
     def evident(self, nodes: Iterable[str]) -> None:
         """Anything these nodes published was seen."""
+        nodes = list(nodes)
         self.roster = evident(self.roster, nodes, self.host.clock.now())
+        self._heard(nodes)
 
     def counted(self, mine: bool) -> None:
         """A round is over for which this node published, or which it closed; others saw a sign of life if ``mine``.
@@ -237,6 +237,12 @@ class Board:
     def closed(self, node: str) -> None:
         """``node`` committed a round: it lives, whether or not its trainer gets on."""
         self.roster = heard(self.roster, [node], self.host.clock.now())
+        self._heard([node])
+
+    def _heard(self, nodes: Iterable[str]) -> None:
+        """Count the learners anew if one of these was not among them."""
+        if self._census is not None and not self._census.members.issuperset(nodes):
+            self._census = None
 
     def reported(self, round: int, nodes: Iterable[str]) -> None:
         """Snapshots of these nodes were merged or can be. Each is a sign of life once, when it is first seen.
@@ -253,12 +259,14 @@ class Board:
         self.listed_at = now = self.host.clock.now()
         for fragment in range(len(self.open_rounds)):
             self.forget_closed(fragment)
-        self.heads, self.leases, self.wanted = [], [], set()
+        keys = tuple(keys)
+        self.leases = [key for key in keys if isinstance(key, LeaseKey)]
+        self.heads, self.wanted = [], set()
         fresh: set[str] = set()
-        for key in keys:
+        for key in keys if len(self.leases) < len(keys) else ():
             match key:
                 case LeaseKey():
-                    self.leases.append(key)
+                    pass
                 case HeadKey():
                     self.heads.append(key)
                     self.hints[key.fragment] = max(self.hints.get(key.fragment, 0), key.round)
@@ -317,14 +325,10 @@ class Board:
             self.forget(round)
 
     def _report(self) -> None:
-        now = self.host.clock.now()
-        for node, presence in self.roster.nodes.items():
-            if node == self.host.node:
-                continue
-            alive = is_alive(presence, now, self.host.timeouts)
-            if alive and node not in self.present:
-                self.present.add(node)
-                self.host.emit(NodeAppeared(node))
-            elif not alive and node in self.present:
-                self.present.discard(node)
-                self.host.emit(NodeGone(node, left=presence.lease.state == "x"))
+        out = absent(self.roster, self.host.clock.now(), self.host.timeouts)
+        appeared = self.roster.beats.keys() - out - self.present - {self.host.node}
+        vanished = self.present & out
+        self.present = (self.present | appeared) - vanished
+        for node in sorted(appeared | vanished):
+            left = self.roster.beats[node].state == "x"
+            self.host.emit(NodeAppeared(node) if node in appeared else NodeGone(node, left=left))

@@ -181,6 +181,10 @@ class ChainView:
         reported = self._board.deltas.get(self.round, set()) | self.gathering.heard
         return min(self._run.settings.quorum_size, max(len(reported.union(self._board.live_learners())), 1))
 
+    def _is_quorum(self, known: int) -> bool:
+        """Whether so many known snapshots, of nodes that have reported, make a quorum."""
+        return known >= self._run.settings.quorum_size or (known > 0 and known >= self._needed())
+
     def _expected_at(self) -> float:
         """When the open round should be committed, if it goes as usual."""
         return self.head.seen + (self.head.interval or 0.0)

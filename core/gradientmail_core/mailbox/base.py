@@ -20,10 +20,10 @@ Passing faults raise :class:`MailboxUnavailable`, lasting ones :class:`MailboxDe
 
 import enum
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from gradientmail_core.errors import ConfigurationError, MailboxUnavailable
 
@@ -100,6 +100,22 @@ class Mailbox(Protocol):
     async def close(self) -> None:
         """Release connections and threads. Safe to call twice."""
         ...
+
+
+@runtime_checkable
+class ListsWhole(Protocol):
+    """A mailbox that has read a listing to its end before it gives out the first entry."""
+
+    async def whole(self, prefix: str, *, after: str = "") -> Sequence[Entry]:
+        """All that :meth:`Mailbox.list` gives out, at once."""
+        ...
+
+
+async def whole_listing(mailbox: Mailbox, prefix: str, *, after: str = "") -> Sequence[Entry]:
+    """Every object whose key starts with ``prefix`` and is greater than ``after``, in any order."""
+    if isinstance(mailbox, ListsWhole):
+        return await mailbox.whole(prefix, after=after)
+    return [entry async for entry in mailbox.list(prefix, after=after)]
 
 
 def checked_key(key: str) -> str:

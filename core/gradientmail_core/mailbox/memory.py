@@ -26,7 +26,7 @@ class MemoryMailbox:
         self._now = now
         self._lock = threading.Lock()
         self._objects: dict[str, bytes] = {}
-        self._written: dict[str, float] = {}
+        self._entry_of: dict[str, Entry] = {}
         self._keys: list[str] = []
 
     def __repr__(self) -> str:
@@ -61,8 +61,8 @@ class MemoryMailbox:
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
         with self._lock:
-            self._written.pop(key, None)
             if self._objects.pop(checked_key(key), None) is not None:
+                del self._entry_of[key]
                 self._keys.pop(bisect_left(self._keys, key))
 
     async def close(self) -> None:
@@ -76,11 +76,11 @@ class MemoryMailbox:
             if not known:
                 insort(self._keys, key)
             self._objects[key] = body
-            self._written[key] = self._now()
+            self._entry_of[key] = Entry(key, len(body), self._now())
             return True
 
     def _entries(self, prefix: str, after: str) -> tuple[Entry, ...]:
         with self._lock:
             start = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
             stop = bisect_left(self._keys, prefix + _AFTER_EVERY_KEY)
-            return tuple(Entry(key, len(self._objects[key]), self._written.get(key)) for key in self._keys[start:stop])
+            return tuple(map(self._entry_of.__getitem__, self._keys[start:stop]))

@@ -21,7 +21,15 @@ from typing import TypeVar
 from gradientmail_core.clock import Clock, TimeOver
 from gradientmail_core.errors import MailboxUnavailable
 from gradientmail_core.events import StoreStalled
-from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, Mailbox, MailboxThrottled, Page
+from gradientmail_core.mailbox.base import (
+    Body,
+    CreateOutcome,
+    Entry,
+    ListsWhole,
+    Mailbox,
+    MailboxThrottled,
+    Page,
+)
 
 T = TypeVar("T")
 
@@ -150,7 +158,7 @@ class RetryingMailbox:
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Entry]:
         """See :meth:`Mailbox.list`; the listing is read to its end before the first entry is given out."""
-        for entry in await self._listed(prefix, after):
+        for entry in await self.whole(prefix, after=after):
             yield entry
 
     async def delete(self, key: str) -> None:
@@ -181,7 +189,8 @@ class RetryingMailbox:
                 return answer
         raise AssertionError("unreachable")
 
-    async def _listed(self, prefix: str, after: str) -> tuple[Entry, ...]:
+    async def whole(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+        """See :meth:`ListsWhole.whole`."""
         return await self._answered(lambda missed: self._collected(prefix, after))
 
     async def _collected(self, prefix: str, after: str) -> tuple[Entry, ...]:
@@ -203,5 +212,8 @@ class RetryingMailbox:
             collecting.add_done_callback(_heard)
 
     async def _collect(self, prefix: str, after: str, into: Page) -> None:
+        if isinstance(self._inner, ListsWhole):
+            into.extend(await self._inner.whole(prefix, after=after))
+            return
         async for entry in self._inner.list(prefix, after=after):
             into.append(entry)

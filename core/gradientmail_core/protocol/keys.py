@@ -20,6 +20,7 @@ strangers' objects cost themselves only.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias, cast
 
 from gradientmail_core.errors import ConfigurationError
@@ -118,6 +119,7 @@ class WantedKey:
 LiveKey: TypeAlias = LeaseKey | HeadKey | ClaimKey | DeltaKey | WantedKey
 
 
+@lru_cache(maxsize=1 << 14)  # most keys of a listing stood in the one before
 def parse_live(key: str) -> LiveKey | None:
     """The meaning of a key under ``live/``, or None for a stranger's."""
     if match := _LEASE.match(key):

@@ -10,8 +10,8 @@ listing keeps its last beat and its age, because absence proves nothing. Leaving
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gradientmail_core.protocol.fields import Rejected, canonical_json, guarded, parse_object
 from gradientmail_core.protocol.keys import LeaseKey, LeaseState
@@ -23,6 +23,8 @@ SILENT_LEASES = 2
 LEASE_LONGEST = 1024
 _FRAMEWORK = re.compile(r"[a-z0-9_.-]{1,40}\Z", re.ASCII)
 CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
+_BEAT = attrgetter("beat")
+ROUNDING_SECONDS = 1e-3  # no clock is read more exactly, so no sum of its readings is off by as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,34 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Every node of which a beat was ever seen, in name order."""
+    """Every node of which a beat was ever seen: its newest beat, in name order, and its :class:`Presence`'s times.
 
-    nodes: Mapping[str, Presence] = field(default_factory=lambda: MappingProxyType({}))
+    Facts of one kind lie together, because a listing brings signs of life of a thousand nodes at once.
+    """
+
+    beats: Mapping[str, LeaseKey] = field(default_factory=dict)
+    seen: Mapping[str, float] = field(default_factory=dict)
+    progressed: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, Presence]) -> "Roster":
+        """The roster of these nodes."""
+        ordered = dict(sorted(nodes.items()))
+        return cls(
+            {node: presence.lease for node, presence in ordered.items()},
+            {node: presence.seen for node, presence in ordered.items()},
+            {node: presence.progressed for node, presence in ordered.items()},
+        )
+
+    def get(self, node: str) -> Presence | None:
+        """A node as last seen, or None for one that never was."""
+        beat = self.beats.get(node)
+        return None if beat is None else Presence(beat, self.seen[node], self.progressed[node])
+
+    @property
+    def nodes(self) -> dict[str, Presence]:
+        """Every node as last seen, in name order."""
+        return {node: Presence(beat, self.seen[node], self.progressed[node]) for node, beat in self.beats.items()}
 
 
 def lease_body(framework: str) -> bytes:
@@ -75,47 +102,44 @@ def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: T
     A node that is gone may come back as another incarnation (``tag``) whose beats begin anew, because its old
     leases were removed meanwhile.
     """
-    newest: dict[str, LeaseKey] = {}
-    for lease in leases:
-        if lease.node not in newest or lease.beat > newest[lease.node].beat:
-            newest[lease.node] = lease
-    changed: dict[str, Presence] = {}
+    backwards = tuple(leases)[::-1]  # of equal beats the first listed counts
+    newest = {lease.node: lease for lease in sorted(backwards, key=_BEAT)}
+    beats: dict[str, LeaseKey] = {}
+    moved: list[str] = []
     for node, lease in newest.items():
-        known = roster.nodes.get(node)
-        presence = _beaten(known, lease, now, timeouts)
-        if presence is not known:
-            changed[node] = presence
-    return _with(roster, changed)
+        known = roster.beats.get(node)
+        if known is lease or not _is_news(roster, known, lease, now, timeouts):
+            continue
+        beats[node] = lease
+        if known is None or (known.state, known.step, known.tag) != (lease.state, lease.step, lease.tag):
+            moved.append(node)
+    if not beats:
+        return roster
+    every = {**roster.beats, **beats}
+    return Roster(
+        every if len(every) == len(roster.beats) else dict(sorted(every.items())),
+        {**roster.seen, **dict.fromkeys(beats, now)},
+        {**roster.progressed, **dict.fromkeys(moved, now)},
+    )
 
 
-def _beaten(known: Presence | None, lease: LeaseKey, now: float, timeouts: Timeouts) -> Presence:
-    if known is None or (lease.tag != known.lease.tag and not is_alive(known, now, timeouts)):
-        return Presence(lease, now, now)
-    if lease.beat <= known.lease.beat:
-        return known
-    moved = (lease.state, lease.step, lease.tag) != (known.lease.state, known.lease.step, known.lease.tag)
-    return Presence(lease, now, now if moved else known.progressed)
+def _is_news(roster: Roster, known: LeaseKey | None, lease: LeaseKey, now: float, timeouts: Timeouts) -> bool:
+    """Whether a listed beat takes the place of the ``known`` one."""
+    if known is None or lease.beat > known.beat:
+        return True
+    return lease.tag != known.tag and not (known.state != "x" and now - roster.seen[known.node] < timeouts.lease)
 
 
 def evident(roster: Roster, nodes: Iterable[str], now: float) -> Roster:
     """The roster after anything that ``nodes`` published was seen: a sign of life and of progress."""
-    known = ((node, roster.nodes.get(node)) for node in nodes)
-    return _with(roster, {node: Presence(found.lease, now, now) for node, found in known if found is not None})
+    times = dict.fromkeys([node for node in nodes if node in roster.beats], now)
+    return Roster(roster.beats, {**roster.seen, **times}, {**roster.progressed, **times}) if times else roster
 
 
 def heard(roster: Roster, nodes: Iterable[str], now: float) -> Roster:
     """The roster after ``nodes`` closed a round: a sign of life, and none that their trainers get on."""
-    known = ((node, roster.nodes.get(node)) for node in nodes)
-    return _with(roster, {node: replace(found, seen=now) for node, found in known if found is not None})
-
-
-def _with(roster: Roster, changed: Mapping[str, Presence]) -> Roster:
-    if not changed:
-        return roster
-    nodes = {**roster.nodes, **changed}
-    if len(nodes) > len(roster.nodes):
-        nodes = dict(sorted(nodes.items()))
-    return Roster(MappingProxyType(nodes))
+    times = dict.fromkeys([node for node in nodes if node in roster.beats], now)
+    return Roster(roster.beats, {**roster.seen, **times}, roster.progressed) if times else roster
 
 
 def is_alive(presence: Presence, now: float, timeouts: Timeouts) -> bool:
@@ -123,28 +147,57 @@ def is_alive(presence: Presence, now: float, timeouts: Timeouts) -> bool:
     return presence.lease.state != "x" and now - presence.seen < timeouts.lease
 
 
+def absent(roster: Roster, now: float, timeouts: Timeouts) -> set[str]:
+    """Nodes that left or were silent for the lease time-out."""
+    left = {node for node, beat in roster.beats.items() if beat.state == "x"}
+    return left | _since(roster.seen, now, timeouts.lease)
+
+
 def live_learners(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, ...]:
     """Nodes that a quorum waits for, in name order: alive, training or waiting, and getting on."""
+    silent, still = _since(roster.seen, now, timeouts.lease), _since(roster.progressed, now, timeouts.progress)
     return tuple(
         node
-        for node, presence in roster.nodes.items()
-        if is_alive(presence, now, timeouts) and presence.lease.state in LEARNING and _moves(presence, now, timeouts)
+        for node, beat in roster.beats.items()
+        if beat.state in LEARNING and node not in silent and (node not in still or beat.state not in TRAINING)
     )
 
 
-def _moves(presence: Presence, now: float, timeouts: Timeouts) -> bool:
-    return presence.lease.state not in TRAINING or now - presence.progressed < timeouts.progress
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The live learners as counted once: the same ``until`` then, but for newer ``beats`` and evidence of others."""
+
+    learners: tuple[str, ...]
+    members: frozenset[str]
+    beats: Mapping[str, LeaseKey]
+    until: float
+
+    def holds(self, roster: Roster, now: float) -> bool:
+        """True if counting anew would give the same, as far as beats and time go."""
+        return self.beats is roster.beats and now < self.until
+
+
+def counted(roster: Roster, now: float, timeouts: Timeouts) -> Census:
+    """The live learners now."""
+    learners = live_learners(roster, now, timeouts)
+    silent_at = min((roster.seen[node] for node in learners), default=now) + timeouts.lease
+    still_at = min((roster.progressed[node] for node in learners), default=now) + timeouts.progress
+    return Census(learners, frozenset(learners), roster.beats, min(silent_at, still_at) - ROUNDING_SECONDS)
+
+
+def _since(times: Mapping[str, float], now: float, seconds: float) -> set[str]:
+    """Nodes whose time is ``seconds`` ago or more."""
+    if not times or now - min(times.values()) < seconds:
+        return set()
+    return {node for node, time in times.items() if not now - time < seconds}
 
 
 def live_closers(roster: Roster, now: float, timeouts: Timeouts) -> tuple[str, ...]:
     """Nodes that may close rounds, in name order; only dedicated syncers while one lives."""
-    able = {
-        node: presence.lease.state
-        for node, presence in roster.nodes.items()
-        if is_alive(presence, now, timeouts) and presence.lease.state in CLOSING
-    }
-    syncers = tuple(node for node, state in able.items() if state == "s")
-    return syncers or tuple(able)
+    silent = _since(roster.seen, now, timeouts.lease)
+    able = [node for node, beat in roster.beats.items() if beat.state in CLOSING and node not in silent]
+    syncers = [node for node in able if roster.beats[node].state == "s"]
+    return tuple(syncers or able)
 
 
 def joining(roster: Roster, now: float, timeouts: Timeouts) -> bool:
@@ -155,6 +208,6 @@ def joining(roster: Roster, now: float, timeouts: Timeouts) -> bool:
     """
     longest, silence = JOINING_LEASES * timeouts.lease, SILENT_LEASES * timeouts.lease
     return any(
-        presence.lease.state == "j" and now - presence.progressed < longest and now - presence.seen < silence
-        for presence in roster.nodes.values()
+        beat.state == "j" and now - roster.progressed[node] < longest and now - roster.seen[node] < silence
+        for node, beat in roster.beats.items()
     )

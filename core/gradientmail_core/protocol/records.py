@@ -10,6 +10,7 @@ everyone, from the bytes and the manifest alone.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from gradientmail_core.protocol.fields import (
@@ -368,7 +369,11 @@ def parse_manifest(body: bytes) -> Manifest | Rejected:
 
 def parse_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
     """The record of ``round`` of ``run`` in ``body``; any other round or run is refused."""
+    return _parsed_round(bytes(body), run, round)
 
+
+@lru_cache(maxsize=32)  # nodes of one process, such as simulated ones, read the same bytes
+def _parsed_round(body: bytes, run: str, round: int) -> RoundRecord | Rejected:
     def parse() -> RoundRecord:
         fields = parse_object(body, RECORD_LONGEST)
         _same_format(fields)
@@ -428,20 +433,27 @@ def abridged(record: RoundRecord, roll: Section) -> RoundRecord:
 
 def completed(record: RoundRecord, body: bytes) -> RoundRecord | Rejected:
     """An abridged record with everything that ``body``, its roll, lists; it must be the roll that it names."""
+    roll = _parsed_roll(bytes(body), record.roll.sha256 if record.roll is not None else "")
+    if isinstance(roll, Rejected):
+        return roll
+    full = replace(record, participants=roll[0], refusals=roll[1], others=0)
+    if full.headcount != record.headcount:
+        return Rejected("it does not list as many participants as the record counts")
+    return full
 
-    def parse() -> RoundRecord:
-        if record.roll is None or digest(body) != record.roll.sha256:
+
+@lru_cache(maxsize=16)  # as above; a roll of a thousand nodes takes half a megabyte
+def _parsed_roll(body: bytes, sha256: str) -> tuple[tuple[Participant, ...], tuple[Refusal, ...]] | Rejected:
+    """The participants and refusals of a roll of this digest."""
+
+    def parse() -> tuple[tuple[Participant, ...], tuple[Refusal, ...]]:
+        if digest(body) != sha256:
             raise FieldRefused("its bytes are not those the record names")
         fields = parse_object(body, ROLL_LONGEST)
-        full = replace(
-            record,
-            participants=tuple(_participant(item) for item in fields.objects("participants", PARTICIPANTS_MOST)),
-            refusals=tuple(_refusal(item) for item in fields.objects("refusals", PARTICIPANTS_MOST)),
-            others=0,
+        return (
+            tuple(_participant(item) for item in fields.objects("participants", PARTICIPANTS_MOST)),
+            tuple(_refusal(item) for item in fields.objects("refusals", PARTICIPANTS_MOST)),
         )
-        if full.headcount != record.headcount:
-            raise FieldRefused("it does not list as many participants as the record counts")
-        return full
 
     return guarded(parse)
 

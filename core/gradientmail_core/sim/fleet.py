@@ -28,7 +28,7 @@ PAYLOADS = ("live/deltas/", "blobs/")
 DEADLINE_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 CLOCKS_APART = 1e4
-LINE = Weather(latency=0.03)
+LINE = Weather(latency=0.03, ordered=True)
 Schedule: TypeAlias = tuple[Fault, ...]
 
 

@@ -117,7 +117,7 @@ def fleet_of(
         seconds=seconds,
         step_seconds=step_seconds,
         tokens=tokens,
-        weather=Weather(latency=latency, bandwidth=bandwidth),
+        weather=Weather(latency=latency, bandwidth=bandwidth, ordered=True),
         lease=120.0,
         delta_bytes=sum(part.nbytes for part in codec_named(settings.delta_codec).parts(elements)),
         commit_bytes=elements * (2 if settings.master_dtype in HALF else 4),

@@ -10,14 +10,14 @@ each other. What the mailbox contract allows may all happen: a create left undec
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gradientmail_core.clock import Clock
 from gradientmail_core.errors import MailboxUnavailable
-from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, MailboxThrottled
+from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, MailboxThrottled, whole_listing
 from gradientmail_core.mailbox.memory import MemoryMailbox
 
 LATE_SECONDS = 15.0
@@ -34,7 +34,8 @@ class Weather:
 
     ``request_lost`` is a request without effect, ``answer_lost`` an effect of which the caller does not hear,
     ``write_late`` one that comes seconds later; ``undecided`` a create answered 409, ``throttled`` a request
-    refused for a second, ``silent`` one never answered, ``unfound`` a get that misses an object.
+    refused for a second, ``silent`` one never answered, ``unfound`` a get that misses an object. Listings come in key
+    order if ``ordered``, as those of most stores do.
     """
 
     latency: float = 0.01
@@ -47,10 +48,11 @@ class Weather:
     throttled: float = 0.0
     silent: float = 0.0
     unfound: float = 0.0
+    ordered: bool = False
 
     def calm(self) -> "Weather":
         """The same line without faults."""
-        return Weather(self.latency, self.bandwidth)
+        return Weather(self.latency, self.bandwidth, ordered=self.ordered)
 
 
 @dataclass(slots=True)
@@ -109,6 +111,10 @@ class SharedStore(MemoryMailbox):
         """See :meth:`Mailbox.put`."""
         await super().put(key, body)
         self._wrote(key, bytes(body))
+
+    async def whole(self, prefix: str, *, after: str = "") -> Sequence[Entry]:
+        """See :meth:`ListsWhole.whole`."""
+        return self._entries(prefix, after)
 
     async def create(self, key: str, body: Body) -> CreateOutcome:
         """See :meth:`Mailbox.create`."""
@@ -200,17 +206,22 @@ class SimulatedStore:
         return outcome
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Entry]:
-        """See :meth:`Mailbox.list`; a lagging listing misses some entries and repeats others; order is random."""
+        """See :meth:`Mailbox.list`."""
+        for entry in await self.whole(prefix, after=after):
+            yield entry
+
+    async def whole(self, prefix: str, *, after: str = "") -> Sequence[Entry]:
+        """See :meth:`ListsWhole.whole`; a lagging listing misses some entries and repeats others; order is random."""
         self.traffic.lists += 1
         await self._request()
-        entries = [entry async for entry in self._inner.list(prefix, after=after)]
+        entries = list(await whole_listing(self._inner, prefix, after=after))
         self.traffic.lists += max(len(entries) - 1, 0) // PAGE_KEYS
         if self._random.random() < self.weather.listing_lags:
             entries = [entry for entry in entries for _ in range(self._random.choices((0, 1, 2), (2, 7, 1))[0])]
-        self._random.shuffle(entries)
+        if not self.weather.ordered:
+            self._random.shuffle(entries)
         await self._answer()
-        for entry in entries:
-            yield entry
+        return entries
 
     async def delete(self, key: str) -> None:
         """See :meth:`Mailbox.delete`."""
