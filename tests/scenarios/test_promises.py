@@ -127,18 +127,18 @@ def test_a_join_costs_the_same_at_any_age_of_the_run() -> None:
 
 
 def test_no_node_downloads_more_than_two_and_a_half_models_a_cycle() -> None:
-    """Eight nodes and eight fragments; closing spreads over all of them, and the ratio is that of 16 and 16."""
-    cycle, tensors, elements = 20.0, 8, 16_384
+    """Sixteen nodes of equal speed and sixteen fragments; closing spreads over all of them."""
+    cycle, count, elements = 20.0, 16, 4096
 
     async def main(nodes: Fleet) -> None:
-        await asyncio.sleep(2.5 * cycle)
+        await asyncio.sleep(1.8 * cycle)
         used = await nodes.used(cycle)
-        model_bytes = 4 * tensors * elements
+        model_bytes = 4 * count * elements
         assert max(usage.bytes_down for usage in used) <= 2.5 * model_bytes
         assert min(usage.bytes_down for usage in used) >= 0.7 * model_bytes, "each loads what others commit"
 
-    settings = DiLoCo(sync_every=32, fragments=8, compression=None)
-    fleet(settings, (cycle / 32,) * 8, main, tensors=tensors, elements=elements)
+    settings = DiLoCo(sync_every=16, fragments=count, compression=None)
+    fleet(settings, (cycle / 16,) * count, main, tensors=count, elements=elements)
 
 
 def test_a_hung_trainer_is_left_out_until_it_wakes() -> None:

@@ -350,6 +350,32 @@ def test_a_lasting_refusal_is_told_once_and_ends_the_node() -> None:
 # -- shares of the batch -----------------------------------------------------------------------------------
 
 
+def test_equal_shares_are_rounded_up_and_change_when_nodes_come_and_go() -> None:
+    async def main(place: Place) -> None:
+        settings = replace(QUICK, global_batch_size=64)
+        nodes = {name: place.launch(name, settings=settings, steps=10**6, min_nodes=3) for name in "abc"}
+        await asyncio.sleep(2 * TIMEOUTS.lease)
+
+        def share(name: str) -> int | None:
+            engine = nodes[name].engine
+            return engine.batch_share if engine is not None else None
+
+        assert [share(name) for name in "abc"] == [22, 22, 22]
+        await nodes["b"].kill()
+        await asyncio.sleep(TIMEOUTS.lease + TIMEOUTS.period)
+        assert [share(name) for name in "ac"] == [32, 32]
+        nodes["d"] = place.launch("d", settings=settings, steps=10**6)
+        nodes["e"] = place.launch("e", settings=settings, steps=10**6)
+        await asyncio.sleep(TIMEOUTS.lease + TIMEOUTS.period)  # to a joiner the dead one is new
+        assert [share(name) for name in "acde"] == [16] * 4
+        told = [(event.samples, event.nodes) for event in place.events(BatchShareChanged) if event.node == "a"]
+        assert told[-1] == (16, 4) and (32, 2) in told and (22, 3) in told
+        for node in nodes.values():
+            await node.kill()
+
+    virtually(main)
+
+
 def test_shares_by_speed_add_up_settle_and_change_when_a_node_dies() -> None:
     async def main(place: Place) -> None:
         settings = replace(QUICK, quorum_size=3, global_batch_size=70, share="speed")

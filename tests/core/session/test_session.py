@@ -18,7 +18,7 @@ import torch
 import gradientmail_core as gm
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.adapters.torch_handoff import TorchHandoff
-from gradientmail_core.events import HandedOff, SessionEnded, SyncerElected
+from gradientmail_core.events import HandedOff, RunWaited, SessionEnded, SyncerElected
 from gradientmail_core.sim.world import ToyModel
 
 BARRIER = gm.DiLoCo(
@@ -32,6 +32,7 @@ BARRIER = gm.DiLoCo(
     outer=gm.Nesterov(lr=0.7, momentum=0.9, warmup=0.0),
     delta_codec="F32",
 )
+LOCAL_SGD = gm.DiLoCo.local_sgd(sync_every=5, delta_codec="F32", quorum_size=2)
 ROUNDS = 10
 
 
@@ -51,10 +52,10 @@ def inner_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs
     optimizer.step()
 
 
-def plain_diloco(nodes: int) -> torch.nn.Module:
+def plain_diloco(nodes: int, **outer_settings: Any) -> torch.nn.Module:
     """DiLoCo (arXiv 2311.08105, algorithm 1) in one process, with torch's own outer optimizer."""
     shared = network()
-    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    outer = torch.optim.SGD(shared.parameters(), **outer_settings)
     workers = [network() for _ in range(nodes)]
     inner = [torch.optim.AdamW(worker.parameters(), 1e-2) for worker in workers]
     data = [batches(node) for node in range(nodes)]
@@ -70,23 +71,31 @@ def plain_diloco(nodes: int) -> torch.nn.Module:
     return shared
 
 
-def trained_node(name: int, mailbox: gm.Mailbox, module: torch.nn.Module) -> None:
+def trained_node(name: int, mailbox: gm.Mailbox, module: torch.nn.Module, algorithm: gm.DiLoCo) -> None:
     optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
-    with gm.Session(module, mailbox=mailbox, algorithm=BARRIER, node=f"n{name}", min_nodes=2) as session:
+    with gm.Session(module, mailbox=mailbox, algorithm=algorithm, node=f"n{name}", min_nodes=2) as session:
         for inputs in batches(name):
             inner_step(module, optimizer, inputs)
             session.step(len(inputs))
 
 
-def test_barrier_settings_reproduce_plain_diloco() -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "outer"),
+    [(BARRIER, {"lr": 0.7, "momentum": 0.9, "nesterov": True}), (LOCAL_SGD, {"lr": 1.0})],
+    ids=["DiLoCo", "Local SGD"],
+)
+def test_barrier_settings_reproduce_plain_diloco(algorithm: gm.DiLoCo, outer: dict[str, Any]) -> None:
+    """With an outer rate of 1 and no momentum it is Local SGD: the parameters' mean every H steps."""
     mailbox = gm.MemoryMailbox()
     results = [network() for _ in range(2)]  # before the threads, which share torch's generator
-    threads = [threading.Thread(target=trained_node, args=(name, mailbox, results[name])) for name in range(2)]
+    threads = [
+        threading.Thread(target=trained_node, args=(name, mailbox, results[name], algorithm)) for name in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    expected = plain_diloco(2)
+    expected = plain_diloco(2, **outer)
     for module in results:
         for ours, plain in zip(module.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
@@ -105,16 +114,44 @@ def test_works_inside_a_running_event_loop() -> None:
     assert asyncio.run(cell()) >= 1
 
 
+def keys_of(mailbox: gm.MemoryMailbox) -> list[str]:
+    return [entry.key for entry in mailbox._entries("", "")]
+
+
 def test_leaving_by_exception_aborts_and_publishes_nothing_more() -> None:
     ended: list[gm.Event] = []
     mailbox = gm.MemoryMailbox()
-    session = gm.Session(network(), mailbox=mailbox, algorithm=gm.DiLoCo(), callbacks=[ended.append])
+    settings = gm.DiLoCo(sync_every=2, fragments=2, flush_on_close=True)
+    session = gm.Session(network(), mailbox=mailbox, algorithm=settings, node="a", callbacks=[ended.append])
     with pytest.raises(ZeroDivisionError), session:
         session.step()
+        before = keys_of(mailbox)
         raise ZeroDivisionError("bad batch")
+    new = set(keys_of(mailbox)) - set(before)
+    assert [key.split("-")[1][0] for key in new if key.startswith("live/leases/a/")][-1:] == ["x"]
+    assert not [key for key in new if not key.startswith("live/leases/a/")], "what was due is not published"
     assert any(isinstance(event, SessionEnded) and "bad batch" in event.reason for event in ended)
     with pytest.raises(gm.SessionClosed):
         session.step()
+
+
+def test_leaving_gives_up_where_nobody_closes_and_says_so() -> None:
+    """A learner in a run without a syncer: its snapshots wait for nobody, and its model ends on what is committed."""
+    heard: list[gm.Event] = []
+    module = network()
+    started = [parameter.detach().clone() for parameter in module.parameters()]
+    session = gm.Session(
+        module, mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=2, fragments=1), role="learner",
+        close_timeout=0.5, callbacks=[heard.append],
+    )  # fmt: skip
+    with session:
+        for _ in range(4):
+            inner_step(module, torch.optim.SGD(module.parameters(), 0.1), batches(0)[0])
+            session.step()
+    assert [event for event in heard if isinstance(event, RunWaited) and "leaving without" in event.reason]
+    assert [event.reason for event in heard if isinstance(event, SessionEnded)] == [""]
+    for before, after in zip(started, module.parameters(), strict=True):
+        assert torch.equal(before, after), "nothing was committed since"
 
 
 def test_a_session_says_where_it_is_in_its_life() -> None:
