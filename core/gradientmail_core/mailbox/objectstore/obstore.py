@@ -22,7 +22,7 @@ from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.listing import ListingPage, listing_page
 from gradientmail_core.mailbox.objectstore.location import S3Location
 from gradientmail_core.mailbox.objectstore.signed import Refused
-from gradientmail_core.mailbox.objectstore.uploads import UPLOADS_UNLISTED, abandoned_uploads
+from gradientmail_core.mailbox.objectstore.uploads import UPLOADS_UNLISTED, abandoned_uploads, part_bytes
 from gradientmail_core.mailbox.surroundings import Abandoned
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class ObstoreTransport:
         return await self._in_ranges(path, limit)
 
     async def put(self, path: str, body: Body) -> None:
-        await obstore.put_async(self._store, path, body, chunk_size=PART, max_concurrency=PARTS_AT_ONCE)
+        part = part_bytes(memoryview(body).nbytes, PART)
+        await obstore.put_async(self._store, path, body, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
         self._reached = True
 
     async def create(self, path: str, body: Body) -> None:

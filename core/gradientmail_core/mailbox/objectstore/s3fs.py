@@ -28,6 +28,7 @@ from gradientmail_core.mailbox.base import Body, Entry
 from gradientmail_core.mailbox.objectstore.answers import Answer
 from gradientmail_core.mailbox.objectstore.credentials import CredentialSource
 from gradientmail_core.mailbox.objectstore.location import S3Location
+from gradientmail_core.mailbox.objectstore.uploads import part_bytes
 from gradientmail_core.mailbox.surroundings import Abandoned
 
 T = TypeVar("T")
@@ -170,16 +171,16 @@ class S3fsTransport:
     async def _put_in_parts(self, client: _Client, path: str, view: memoryview) -> None:
         upload = await client.create_multipart_upload(Bucket=self._bucket, Key=path)
         where = {"Bucket": self._bucket, "Key": path, "UploadId": upload["UploadId"]}
-        turns = asyncio.Semaphore(PARTS_AT_ONCE)
+        turns, size = asyncio.Semaphore(PARTS_AT_ONCE), part_bytes(view.nbytes, PART)
 
         async def part(number: int, start: int) -> dict[str, object]:
             async with turns:
-                body = io.BytesIO(view[start : start + PART])
+                body = io.BytesIO(view[start : start + size])
                 done = await client.upload_part(**where, PartNumber=number, Body=body)
                 return {"PartNumber": number, "ETag": done["ETag"]}
 
         try:
-            parts = await _all(part(*numbered) for numbered in enumerate(range(0, view.nbytes, PART), 1))
+            parts = await _all(part(*numbered) for numbered in enumerate(range(0, view.nbytes, size), 1))
             await client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
         except BaseException:
             await asyncio.shield(_aborted(client, where))

@@ -21,6 +21,18 @@ UPLOADS_UNLISTED = (
 )
 
 
+PARTS_MOST = 10_000
+"""What S3, and who speaks it, allows of an upload."""
+
+
+def part_bytes(size: int, usual: int) -> int:
+    """The size of the parts of an upload of ``size`` bytes: ``usual``, or so much that the parts are few enough.
+
+    So a body may be as large as a store's largest object (5 TiB on S3), whatever part suits a usual one.
+    """
+    return max(usual, -(-size // PARTS_MOST))
+
+
 @dataclass(frozen=True, slots=True)
 class Upload:
     """An upload that was begun; ``age`` in seconds by the store's clock."""

@@ -8,7 +8,7 @@ import pytest
 
 from gradientmail_core.errors import MailboxUnavailable, PayloadTooLarge
 from gradientmail_core.mailbox.base import Mailbox
-from gradientmail_core.mailbox.objectstore import s3fs
+from gradientmail_core.mailbox.objectstore import s3fs, uploads
 from tests.core.mailbox.objectstore.scripted import Reply, Request, in_turn, scripted
 from tests.core.mailbox.servers import S3Server, client
 
@@ -39,6 +39,23 @@ def test_parts_and_ranges_make_the_same_body(moto_server: S3Server, small_parts:
     asyncio.run(work())
     etag = client(moto_server.endpoint_url).head_object(Bucket=moto_server.bucket, Key="parts/large")["ETag"]
     assert ("-" in etag) == (size > 2 * small_parts)
+
+
+def test_large_bodies_have_larger_parts(
+    moto_server: S3Server, small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PARTS_MOST", 2)
+    body = random.Random(1).randbytes(3 * small_parts)
+
+    async def work() -> None:
+        mailbox = moto_server.mailbox("larger", "s3fs")
+        await mailbox.put("large", body)
+        assert await mailbox.get("large") == body
+        await mailbox.close()
+
+    asyncio.run(work())
+    etag = client(moto_server.endpoint_url).head_object(Bucket=moto_server.bucket, Key="larger/large")["ETag"]
+    assert etag.strip('"').endswith("-2")
 
 
 def test_a_server_without_ranges_is_not_believed(small_parts: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gradientmail_core.mailbox.objectstore.location import Backend
 from gradientmail_core.mailbox.objectstore.signed import Refused
-from gradientmail_core.mailbox.objectstore.uploads import Upload, parsed_parts, parsed_uploads
+from gradientmail_core.mailbox.objectstore.uploads import PARTS_MOST, Upload, parsed_parts, parsed_uploads, part_bytes
 from gradientmail_core.mailbox.surroundings import Abandoned
 from tests.core.mailbox.servers import S3Server, client
 
@@ -56,3 +56,11 @@ def test_what_is_no_list_of_parts_is_refused(document: bytes) -> None:
     assert parsed_parts(b"<R><Part><Size>5</Size></Part><Part><Size>7</Size></Part></R>") == 12
     with pytest.raises(Refused):
         parsed_parts(document)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8 << 20, 12 << 30, 80 << 30, 81 << 30, 5 << 40])
+def test_a_body_of_any_size_a_store_takes_has_few_enough_parts(size: int) -> None:
+    """12 GB is past what one PUT may hold, 80 GB past ten thousand parts of the usual size."""
+    part = part_bytes(size, 8 << 20)
+    assert 8 << 20 <= part <= 5 << 30 and -(-size // part) <= PARTS_MOST
+    assert part == 8 << 20 or size > PARTS_MOST * (8 << 20)
