@@ -43,6 +43,7 @@ class Fleet:
             node = SimulatedNode(
                 f"n{number:02d}", meter, settings, clock, number, 10**9, seconds,
                 min_nodes=len(speeds), timeouts=timeouts, model=model,
+                role=options.get("roles", {}).get(f"n{number:02d}", "both"),
             )  # fmt: skip
             self.meters.append(meter)
             self.nodes.append(node.launch())
@@ -96,6 +97,20 @@ def test_requests_of_three_nodes_stay_within_the_budget(
 
     settings = DiLoCo(sync_every=100, fragments=fragments)
     fleet(settings, (cycle / 100,) * 3, main)
+
+
+def test_a_fast_node_draws_the_round_clocks_of_the_others_along() -> None:
+    """It closes nothing itself; with a clock far ahead, rounds would end a grace after it, before others are due."""
+
+    async def main(nodes: Fleet) -> None:
+        await asyncio.sleep(120.0)
+        counts = await nodes.participants(200.0)
+        clocks = [node.learner.state.global_step for node in nodes.nodes if node.learner is not None]
+        assert counts["rounds"] >= 20
+        assert min(counts[node.name] for node in nodes.nodes) >= 0.9 * counts["rounds"]
+        assert max(clocks) - min(clocks) <= 20
+
+    fleet(DiLoCo(sync_every=20, fragments=2), (1.0, 1.0, 0.85), main, roles={"n03": "learner"})
 
 
 def requests_of_a_join(versions: int) -> Usage:

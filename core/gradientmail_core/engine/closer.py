@@ -26,6 +26,7 @@ from gradientmail_core.engine.gathering import (
     blended,
     closes_at,
     grace_seconds,
+    reached,
     sound,
     step_seconds,
     with_accepted,
@@ -269,7 +270,7 @@ class Closer(ChainView):
             sections=sections,
             estimates=blended(head.estimates, gathering, grace=grace, sync=self._host.clock.now() - started),
             cosine=result.cosine if result is not None else None,
-            newest_step=max(self._board.newest_step, self._board.clock(), self._trained_to(gathering)),
+            newest_step=self._newest_step(gathering),
             closer=self._next_closer(),
             skipped=self._skipped,
             live=self._board.live_learners(),
@@ -284,10 +285,10 @@ class Closer(ChainView):
             self._settled(decided, record, result, started)
         return decided
 
-    def _trained_to(self, gathering: Gathering) -> int:
-        """How far the run's clock has come by what was gathered; a syncer, which does not train, has no other."""
-        steps = max((snapshot.record.steps for snapshot in gathering.accepted), default=0)
-        return self.head.newest_step + steps if not self._board.trains else 0
+    def _newest_step(self, gathering: Gathering) -> int:
+        """How far the run's clock has come: in the newest records, on this node, or on one that takes part."""
+        others = reached(gathering, self._run.settings, self.head.estimates, self._host.clock.now())
+        return max(self._board.newest_step, self._board.clock(), others)
 
     async def _replaced(self) -> Decided | None:
         """Where creates race: the record that stands in the head's place by now, if it is another."""

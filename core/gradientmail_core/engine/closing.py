@@ -107,7 +107,7 @@ def judged(body: Body, node: str, round: int, head: Head, run: Run, spool: Spool
         reason = "nonfinite"
     if reason is not None:
         return Refusal(node, record.incarnation, digest(text), reason)
-    clamped = _clamped(record, run.settings.tokens_per_step_max)
+    clamped = _clamped(record, head, run)
     return Accepted(clamped, digest(text), _kept(delta, spool), norm, tuple(squares.tolist()))
 
 
@@ -139,11 +139,11 @@ def _reason_against(record: SnapshotRecord, payload: Payload, node: str, round: 
     return "zero_steps" if record.steps == 0 else None
 
 
-def _clamped(record: SnapshotRecord, tokens_per_step_max: int) -> SnapshotRecord:
-    most = record.steps * tokens_per_step_max
-    if record.tokens <= most:
-        return record
-    return replace(record, tokens=most)
+def _clamped(record: SnapshotRecord, head: Head, run: Run) -> SnapshotRecord:
+    """The record with its tokens, and its clock, brought down to what its steps allow."""
+    tokens = min(record.tokens, record.steps * run.settings.tokens_per_step_max)
+    clock = min(record.clock, head.newest_step + record.steps + run.settings.sync_every)
+    return replace(record, tokens=tokens, clock=clock)
 
 
 def merger(run: Run, head: Head, theta: Flat, outer: OuterState, accepted: Sequence[Accepted]) -> Merger | None:

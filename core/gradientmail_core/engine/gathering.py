@@ -25,7 +25,8 @@ BLEND = 0.1
 class Accepted:
     """A snapshot that may be merged: its record, its digest, its delta as it is kept, and the delta's L2 norm.
 
-    ``squares`` are the sums of squares of the delta's pieces, of which the norm is made and which the merge needs.
+    ``squares`` are the sums of squares of the delta's pieces, of which the norm is made and which the merge needs;
+    ``at`` is when it was accepted (seconds, closer's clock).
     """
 
     record: SnapshotRecord
@@ -33,6 +34,7 @@ class Accepted:
     delta: Encoded
     norm: float
     squares: tuple[float, ...] = ()
+    at: float = field(default=math.inf, compare=False)
 
     @property
     def pace(self) -> float:
@@ -61,7 +63,7 @@ def with_accepted(gathering: Gathering, snapshot: Accepted, now: float) -> Gathe
     begins = gathering.first_at is None and not snapshot.record.final
     return replace(
         gathering,
-        accepted=(*gathering.accepted, snapshot),
+        accepted=(*gathering.accepted, replace(snapshot, at=now)),
         heard=gathering.heard | {snapshot.record.node},
         first_at=now if begins else gathering.first_at,
     )
@@ -107,6 +109,25 @@ def step_seconds(gathering: Gathering, estimates: Estimates) -> float:
     """The round's median step time, or the chain's while nothing is accepted."""
     known = [snapshot.record.step_seconds for snapshot in gathering.accepted if snapshot.record.step_seconds > 0]
     return statistics.median(known) if known else estimates.step
+
+
+def reached(gathering: Gathering, settings: DiLoCo, estimates: Estimates, now: float) -> int:
+    """The newest round clock of the nodes that take part, as far as they should have trained on by ``now``.
+
+    The fastest node publishes first, and the round goes on for the grace: with its clock as it was then, the others
+    would stay as far behind it as the grace is long. At most a cycle is added, and what ``overlap_steps`` allows; who
+    leaves trains no more.
+    """
+    step, most = step_seconds(gathering, estimates), settings.sync_every
+    if settings.overlap_steps is not None:
+        most = min(most, settings.overlap_steps)
+
+    def clock(snapshot: Accepted) -> int:
+        idle = step <= 0 or snapshot.record.final
+        since = 0 if idle else int(min(max(now - snapshot.at, 0.0) / step, most))
+        return snapshot.record.clock + since
+
+    return max(map(clock, gathering.accepted), default=0)
 
 
 def closes_at(gathering: Gathering, live: Collection[str], settings: DiLoCo, estimates: Estimates) -> float | None:

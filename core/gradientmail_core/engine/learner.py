@@ -51,7 +51,7 @@ class Snapshot:
 
     ``record`` is the digest of the record it was trained from and ``base`` what the model held of the parameters
     committed there. A ``final`` one is the last of a node that leaves; ``age`` is how
-    many commits of the fragment its node has aligned with since it joined.
+    many commits of the fragment its node has aligned with since it joined, ``clock`` the node's round clock.
     """
 
     fragment: int
@@ -66,6 +66,7 @@ class Snapshot:
     early: bool
     final: bool = False
     age: int = 0
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +523,7 @@ class Learner:
             early=self.state.global_step < track.due,
             final=self._finishing,
             age=self._ages[fragment],
+            clock=self.state.global_step,
         )
 
 

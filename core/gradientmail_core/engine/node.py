@@ -63,7 +63,7 @@ class Node(Life):
         role: Role = "both",
         syncer: str | None = None,
     ) -> None:
-        super().__init__(host, Board(host, closes=role != "learner", trains=role != "syncer"))
+        super().__init__(host, Board(host, closes=role != "learner"))
         self._role = role
         self._settings = settings
         self._min_nodes = min_nodes
@@ -398,7 +398,7 @@ class Node(Life):
             return
         serving = await self._office.holds()
         if serving != self.serving and not self.board.leaving:
-            self.serving, self.board.trains = serving, not serving
+            self.serving = serving
             await self._beat("t")
             self._host.emit(SyncerElected(self._host.node, serving))
             self._on_service()

@@ -67,6 +67,7 @@ def encoded_snapshot(
             early=snapshot.early,
             final=snapshot.final,
             age=snapshot.age,
+            clock=snapshot.clock,
         )
         texts.append(record.encoded())
         return {SNAPSHOT_METADATA: texts[-1]}

@@ -135,7 +135,6 @@ class Board:
     newest_step: int = 0
     leaving: bool = False
     closes: bool = True
-    trains: bool = True
     clock: Callable[[], int] = lambda: 0
     bells: dict[int, Bell] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)

@@ -197,9 +197,9 @@ class SnapshotRecord:
     """What a snapshot's payload carries in its metadata.
 
     ``base`` is the digest of the record it was trained from, ``data`` the sha256 of the payload's data,
-    ``step_seconds`` the node's median step time, ``local_step`` its own step count. ``early`` says that it was taken
-    before its due step, because the round was about to close without it; ``final`` that its node leaves. ``age`` is
-    how many commits of the fragment its node has trained from before, since it joined.
+    ``step_seconds`` the node's median step time, ``local_step`` its own step count and ``clock`` its round clock.
+    ``early`` says that it was taken before its due step, because the round was about to close without it; ``final``
+    that its node leaves. ``age`` is how many commits of the fragment its node has trained from before, since it joined.
     """
 
     run: str
@@ -216,6 +216,7 @@ class SnapshotRecord:
     early: bool = False
     final: bool = False
     age: int = 0
+    clock: int = 0
     format: int = FORMAT
 
     def encoded(self) -> str:
@@ -480,6 +481,7 @@ def parse_snapshot(text: str, run: str) -> SnapshotRecord | Rejected:
             early=fields.flag("early"),
             final=fields.flag("final"),
             age=fields.count("age"),
+            clock=fields.count("clock"),
         )
 
     return guarded(parse)

@@ -152,6 +152,12 @@ def test_tokens_are_clamped_to_what_the_run_allows_for_the_steps() -> None:
     assert accepted(tokens=199, run=run).record.tokens == 199
 
 
+@pytest.mark.parametrize(("clock", "counts"), [(30, 30), (110, 110), (140, 140), (141, 140), (2**53, 140)])
+def test_a_clock_counts_as_far_as_its_steps_and_a_cycle_beyond_the_head_allow(clock: int, counts: int) -> None:
+    found = judged(body_of(clock=clock), "a", ROUND, replace(HEAD, newest_step=100), RUN)
+    assert isinstance(found, Accepted) and found.record.clock == counts
+
+
 @given(st.binary(max_size=400))
 @settings(deadline=None)
 def test_any_bytes_are_refused(body: bytes) -> None:

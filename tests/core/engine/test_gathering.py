@@ -16,6 +16,7 @@ from gradientmail_core.engine.gathering import (
     blended,
     closes_at,
     grace_seconds,
+    reached,
     shares,
     sound,
     speeds,
@@ -137,6 +138,37 @@ def test_refusals_are_reports_too() -> None:
 
 def test_without_anybody_heard_nothing_closes() -> None:
     assert closes_at(Gathering(), set(), SETTINGS, Estimates()) is None
+
+
+# -- the round clock ---------------------------------------------------------------------------------------
+
+
+def clocked(node: str, clock: int, *, final: bool = False) -> Accepted:
+    one = snapshot(node)
+    return replace(one, record=replace(one.record, clock=clock, final=final))
+
+
+@pytest.mark.parametrize(
+    ("overlap", "now", "expected"),
+    [(None, 10.0, 90), (None, 10.9, 91), (None, 16.0, 102), (None, 99.0, 110), (None, 5.0, 90), (3, 16.0, 93)],
+)
+def test_the_fastest_node_trains_on_while_its_snapshot_lies_there(
+    overlap: int | None, now: float, expected: int
+) -> None:
+    gathering = gathered(clocked("a", 80), clocked("b", 90), now=10.0)
+    assert reached(gathering, replace(SETTINGS, overlap_steps=overlap), Estimates(), now) == expected
+
+
+def test_who_leaves_trains_no_more() -> None:
+    gathering = gathered(clocked("a", 80), clocked("b", 90, final=True), now=10.0)
+    assert reached(gathering, SETTINGS, Estimates(), 13.0) == 90
+    assert reached(gathering, SETTINGS, Estimates(), 17.0) == 94
+
+
+def test_without_timed_steps_a_clock_counts_as_it_was() -> None:
+    untimed = gathered(snapshot("a", seconds=0.0))
+    assert reached(untimed, SETTINGS, Estimates(), 50.0) == 0
+    assert reached(Gathering(), SETTINGS, Estimates(step=0.5), 50.0) == 0
 
 
 # -- grace -------------------------------------------------------------------------------------------------

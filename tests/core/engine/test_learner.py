@@ -291,7 +291,7 @@ def test_a_due_fragment_is_copied_out_with_its_base_and_counters() -> None:
     bench.train(10)
     (snapshot,) = bench.snapshots
     assert (snapshot.fragment, snapshot.version, snapshot.record) == (0, 0, RUN.digest)
-    assert (snapshot.steps, snapshot.tokens, snapshot.local_step) == (10, 80, 10)
+    assert (snapshot.steps, snapshot.tokens, snapshot.local_step, snapshot.clock) == (10, 80, 10, 10)
     assert (snapshot.base == 1.0).all() and (snapshot.values == 1.0 - 10 * 0.125).all()
     assert not snapshot.early
     assert snapshot.step_seconds == pytest.approx(0.5)

@@ -25,7 +25,7 @@ def taken(**changes: Any) -> Snapshot:
     base, trained = np.full(LAYOUT.size, 2.0, np.float32), np.full(LAYOUT.size, 1.25, np.float32)
     snapshot = Snapshot(
         fragment=0, version=0, record=HEAD.digest, base=base, values=trained, steps=10, tokens=80, local_step=12,
-        step_seconds=0.25, early=True,
+        step_seconds=0.25, early=True, clock=15,
     )  # fmt: skip
     return replace(snapshot, **changes)
 
@@ -57,7 +57,7 @@ def test_the_payload_is_base_minus_trained_and_the_base_stays() -> None:
 def test_the_record_says_what_was_trained_from_what() -> None:
     record = record_in(published(taken()).body)
     assert (record.run, record.round, record.node, record.base) == (RUN.id, 2, "n1", HEAD.digest)
-    assert (record.steps, record.tokens, record.local_step) == (10, 80, 12)
+    assert (record.steps, record.tokens, record.local_step, record.clock) == (10, 80, 12, 15)
     assert (record.step_seconds, record.early, record.codec) == (0.25, True, "F32")
 
 

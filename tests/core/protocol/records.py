@@ -81,6 +81,7 @@ SNAPSHOTS = st.builds(
     early=st.booleans(),
     final=st.booleans(),
     age=st.integers(0, 5000),
+    clock=COUNTS,
 )
 CLAIMS = st.builds(Claim, run=st.just(RUN), node=NODES, incarnation=HEXES, nonce=HEXES)
 MANIFESTS = st.builds(
