@@ -166,6 +166,11 @@ def every_question_asked_ten_times(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(follower, "read_round", again_and_again)
 
 
+def closed_rounds_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """Snapshots and claims of closed rounds stay."""
+    patch.setattr(Sweeper, "_collect", lambda self, fragment: None)
+
+
 def more_digits_kept_than_stored(patch: pytest.MonkeyPatch) -> None:
     """A closer goes on from its own fp32 results, whatever formats it stores."""
     patch.setattr(closing, "restated", lambda values, codec: None)
@@ -183,6 +188,7 @@ MUTATIONS: Mapping[Switch, int] = {
     refused_snapshot_merged: 6,
     joiners_not_pinned: 22,
     every_question_asked_ten_times: 0,
+    closed_rounds_left_behind: 0,
     more_digits_kept_than_stored: 0,
 }
 

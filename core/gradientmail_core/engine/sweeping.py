@@ -15,7 +15,7 @@ from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.run import Board, Host, Run
 from gradientmail_core.mailbox.base import Mailbox
 from gradientmail_core.protocol.exchange import Decided, read_round
-from gradientmail_core.protocol.keys import BLOBS, ClaimKey, DeltaKey, HeadKey, blob_round
+from gradientmail_core.protocol.keys import BLOBS, ClaimKey, DeltaKey, HeadKey, blob_round, is_blob_key
 from gradientmail_core.protocol.records import Section
 
 HEAD_HINT_SECONDS = 15.0
@@ -181,7 +181,7 @@ async def remove_orphans(host: Host, run: Run, board: Board) -> None:
     keys = [entry.key async for entry in host.mailbox.list(BLOBS)]
     for key in keys:
         round = blob_round(key)
-        if round is None or key in named or round < run.fragments:
+        if round is None or key in named or round < run.fragments or not is_blob_key(key):
             continue
         if round + KEPT_VERSIONS * run.fragments < board.open_rounds[round % run.fragments]:
             if board.joining():
