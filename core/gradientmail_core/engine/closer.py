@@ -89,8 +89,9 @@ class Closer(ChainView):
             while True:
                 now = self._host.clock.now()
                 self._unlock(now)
-                fit = sound(self.gathering, self.head.version + 1, self.head.estimates)
-                self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from(), fit)
+                if self.gathering.quorum_at is None and self.gathering.accepted:
+                    fit = sound(self.gathering, self.head.version + 1, self.head.estimates)
+                    self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from(), fit)
                 closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
                     await self._last_call(fetches)
@@ -120,7 +121,7 @@ class Closer(ChainView):
 
     def _hurried(self, now: float) -> float:
         """Let a closer that is slow itself publish before it closes without its own snapshot; when to do so."""
-        others = [node for node in self._board.live_learners() if node != self._host.node]
+        others = any(node != self._host.node for node in self._board.live_learners())
         hurry_at = self._hurry_at() if others else NEVER
         if hurry_at < NEVER and (now >= hurry_at or self.gathering.quorum_at is not None):
             self._hurry(self.head.fragment, True)

@@ -405,7 +405,7 @@ class Node(Life):
 
     async def _list(self) -> None:
         entries = await whole_listing(self._host.mailbox, LIVE)
-        parsed = [parse_live(entry.key) for entry in entries]
+        parsed = list(map(parse_live, [entry.key for entry in entries]))
         keys = [key for key in parsed if key is not None]
         if len(keys) < len(parsed):
             for entry in entries:

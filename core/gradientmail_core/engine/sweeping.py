@@ -10,6 +10,7 @@ loading what was a head when it arrived; and while the beats were last looked fo
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from heapq import nsmallest
 
 from gradientmail_core.engine.chain import Head
 from gradientmail_core.engine.run import Board, Host, Run
@@ -149,13 +150,15 @@ class Sweeper:
 
     async def _remove(self) -> None:
         """Remove what waits, a few at once; who begins to join meanwhile keeps the payloads that are still there."""
-        while batch := self._removable()[:REMOVED_AT_ONCE]:  # the task that lists must not stand still for long
+        while batch := self._removable():  # the task that lists must not stand still for long
             self._waiting.difference_update(batch)
             await asyncio.gather(*(self._host.mailbox.delete(key) for key in batch))
 
     def _removable(self) -> list[str]:
+        if not self._waiting:
+            return []
         pinned = self._board.joining()
-        return sorted(key for key in self._waiting if not (pinned and key.startswith(BLOBS)))
+        return nsmallest(REMOVED_AT_ONCE, (key for key in self._waiting if not (pinned and key.startswith(BLOBS))))
 
 
 def is_whole(round: int, sections: Sequence[Section]) -> bool:

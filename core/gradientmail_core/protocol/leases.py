@@ -9,7 +9,7 @@ listing keeps its last beat and its age, because absence proves nothing. Leaving
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -102,13 +102,12 @@ def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: T
     A node that is gone may come back as another incarnation (``tag``) whose beats begin anew, because its old
     leases were removed meanwhile.
     """
-    backwards = tuple(leases)[::-1]  # of equal beats the first listed counts
-    newest = {lease.node: lease for lease in sorted(backwards, key=_BEAT)}
+    newest = _newest(roster, tuple(leases))
     beats: dict[str, LeaseKey] = {}
     moved: list[str] = []
     for node, lease in newest.items():
         known = roster.beats.get(node)
-        if known is lease or not _is_news(roster, known, lease, now, timeouts):
+        if not _is_news(roster, known, lease, now, timeouts):
             continue
         beats[node] = lease
         if known is None or (known.state, known.step, known.tag) != (lease.state, lease.step, lease.tag):
@@ -121,6 +120,21 @@ def observed(roster: Roster, leases: Iterable[LeaseKey], now: float, timeouts: T
         {**roster.seen, **dict.fromkeys(beats, now)},
         {**roster.progressed, **dict.fromkeys(moved, now)},
     )
+
+
+def _newest(roster: Roster, leases: Sequence[LeaseKey]) -> dict[str, LeaseKey]:
+    """Each node's highest listed beat, where that may change anything; of equal ones the first listed.
+
+    All beats of a node are looked at if some are another incarnation's, whose beats may begin anew.
+    """
+    beats = roster.beats
+    others = [lease for lease in leases if beats.get(lease.node) is not lease]
+    mixed = {lease.node for lease in others if lease.node not in beats or lease.tag != beats[lease.node].tag}
+    news = [lease for lease in others if lease.node not in mixed and lease.beat > beats[lease.node].beat]
+    if mixed:
+        news += [lease for lease in leases if lease.node in mixed]
+    news.reverse()
+    return {lease.node: lease for lease in sorted(news, key=_BEAT)}
 
 
 def _is_news(roster: Roster, known: LeaseKey | None, lease: LeaseKey, now: float, timeouts: Timeouts) -> bool:
