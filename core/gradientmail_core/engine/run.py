@@ -9,7 +9,7 @@ import contextlib
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -147,6 +147,7 @@ class Board:
     tally: Tally = field(default_factory=Tally)
     listed_at: float = -math.inf
     _census: Census | None = None
+    _left: tuple[Mapping[str, LeaseKey], set[str]] | None = None
 
     def ring_all(self) -> None:
         """Wake every fragment's task."""
@@ -187,7 +188,10 @@ class Board:
 
     def leavers(self) -> set[str]:
         """Nodes that are leaving, or have left; this one as soon as it knows."""
-        others = {node for node, beat in self.roster.beats.items() if beat.state in ("d", "x")}
+        if self._left is None or self._left[0] is not self.roster.beats:
+            left = {node for node, beat in self.roster.beats.items() if beat.state in ("d", "x")}
+            self._left = self.roster.beats, left
+        others = self._left[1]
         return others | {self.host.node} if self.leaving else others
 
     def joining(self) -> bool:

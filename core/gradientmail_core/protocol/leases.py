@@ -36,8 +36,8 @@ class Timeouts:
 
     @property
     def period(self) -> float:
-        """Seconds between beats, and between listings."""
-        return min(20.0, self.lease / 6)
+        """Seconds between beats, and between listings: 20 by default; where silence is tolerated for longer, more."""
+        return self.lease / 6
 
 
 @dataclass(frozen=True, slots=True)
