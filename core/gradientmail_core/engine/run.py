@@ -265,22 +265,25 @@ class Board:
         keys = tuple(keys)
         self.leases = [key for key in keys if isinstance(key, LeaseKey)]
         self.heads, self.wanted = [], set()
-        fresh: set[str] = set()
+        snapshots: defaultdict[int, set[str]] = defaultdict(set)
         for key in keys if len(self.leases) < len(keys) else ():
             match key:
                 case LeaseKey():
                     pass
+                case DeltaKey():
+                    snapshots[key.round].add(key.node)
                 case HeadKey():
                     self.heads.append(key)
                     self.hints[key.fragment] = max(self.hints.get(key.fragment, 0), key.round)
-                case DeltaKey():
-                    if self.is_open(key.round) and key.node not in self.deltas[key.round]:
-                        fresh.add(key.node)
-                    self.deltas[key.round].add(key.node)
                 case WantedKey():
                     self.wanted.add(key.round)
                 case ClaimKey():
                     self.claims[key.round].add(key.number)
+        fresh: set[str] = set()
+        for round, nodes in snapshots.items():
+            if self.is_open(round):
+                fresh |= nodes - self.deltas[round]
+            self.deltas[round] |= nodes
         self.roster = observed(self.roster, self.leases, now, self.host.timeouts)
         self.evident(sorted(fresh))
         self._report()
