@@ -50,6 +50,19 @@ def test_half_precision(run: tuple[str, torch.nn.Module], tmp_path: Path) -> Non
     assert np.allclose(weight.float(), model.state_dict()["1.weight"], rtol=1e-3)
 
 
+def test_of_a_gossip_run_it_is_the_mean_of_its_nodes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, url = torch.nn.Linear(4, 3), (tmp_path / "gossip").as_uri()
+    with gm.Session(model, mailbox=url, algorithm=gm.FactoredGossip.global_m1(sync_every=3, fragments=2)) as session:
+        for _ in range(9):
+            with torch.no_grad():
+                model.weight.add_(0.1)
+            session.step()
+    assert main([url, str(tmp_path / "mean.safetensors")]) == 0
+    loaded = load_file(tmp_path / "mean.safetensors")
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
 def test_what_cannot_be_exported_is_said(run: tuple[str, torch.nn.Module], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunMismatch, match="There is no run"):

@@ -59,6 +59,11 @@ def test_bf16_deltas_shrink_below_seven_tenths():
     assert len(compress(body, 2)) < 0.69 * len(body) < len(zstandard.compress(body, 1))
 
 
+def test_fp32_deltas_shrink_below_seventeen_twentieths():
+    body = deltas(CHUNK).tobytes()
+    assert len(compress(body, 4)) < 0.85 * len(body)
+
+
 def test_a_payload_survives_and_no_payload_looks_compressed():
     layout, codec = FragmentLayout(0, (Piece("w", (700, 3), 0),)), codec_named("BF16")
     body = encode_payload(layout, codec, deltas(2100), lambda digest: {"data": digest})
