@@ -1,16 +1,19 @@
-"""Closing the same rounds with this library: ``python ours.py FOLDER BUDGET``; see ``gradientmail_002.py``.
+"""Closing the same rounds with this library: ``python ours.py FOLDER BUDGET [judged]``; see ``gradientmail_002.py``.
 
 Contributions are kept as a closer keeps them, in their codec's bytes, up to ``BUDGET`` bytes in memory and the rest
-on disk; results lie in recycled memory, as a closer's do. Prints seconds and bytes as JSON and writes ``ours.bin``.
+on disk; results lie in recycled memory, as a closer's do. With ``judged`` the norms of all but the last are known when
+closing begins: a closer takes them as snapshots arrive, to judge them. Prints seconds and bytes as JSON and writes
+``ours.bin``.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.peers.watch import closings, private_bytes
-from gradientmail_core.algorithms.merge import Contribution, Rda
+from gradientmail_core.algorithms.merge import Contribution, Rda, piece_squares
 from gradientmail_core.algorithms.outer import Nesterov, Reached
 from gradientmail_core.algorithms.spool import Spool
 from gradientmail_core.tensors import recycled
@@ -33,7 +36,7 @@ def begun(folder: Path) -> Reached:
     return Reached(theta, (np.zeros(theta.size, np.float32),))
 
 
-def main(folder: Path, budget: int) -> None:
+def main(folder: Path, budget: int, judged: bool) -> None:
     """Close the rounds, say what they took."""
     before = private_bytes()
     pieces = tuple(Piece(f"w{at:03d}", (SIDE, SIDE), at * SIDE * SIDE) for at in range(count(folder)))
@@ -44,7 +47,10 @@ def main(folder: Path, budget: int) -> None:
         for index in range(8):
             body = np.fromfile(folder / f"delta{index}.bin", np.uint8)
             contributions.append(Contribution(f"node{index}", 1.0, spool.kept(InMemory(codec, [body])).read))
-        return contributions
+        if not judged:
+            return contributions
+        *others, last = contributions
+        return [*(replace(one, squares=piece_squares(one.read, layout)) for one in others), last]
 
     def closed(held: Reached, contributions: list[Contribution], version: int) -> Reached:
         delta = Rda()(contributions, layout, recycled.empty(layout.size)).delta
@@ -57,4 +63,4 @@ def main(folder: Path, budget: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), judged=sys.argv[3:] == ["judged"])

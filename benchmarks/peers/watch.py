@@ -14,7 +14,8 @@ from typing import Self, TypeVar
 S = TypeVar("S")
 C = TypeVar("C")
 
-ROUNDS = 4
+ROUNDS = 5
+WARM_UP = 2
 EVERY_SECONDS = 0.003
 SUPPLIED_BYTES = 4 * 2**30
 
@@ -63,24 +64,27 @@ def supply_memory(amount: int = SUPPLIED_BYTES) -> None:
 def closings(before: int, begun: Callable[[], S], arrived: Callable[[], C], closed: Callable[[S, C, int], S]) -> S:
     """Close :data:`ROUNDS` rounds from what ``begun`` gives with contributions that just arrived; print figures.
 
-    Only ``closed`` is timed. ``first_seconds`` is the process's first round, ``seconds`` the median of the others.
-    Of memory beyond ``before`` bytes ``peak_bytes`` is the most at any time, ``extra_bytes`` the most that a round
-    took beyond what was there when it began.
+    Only ``closed`` is timed. ``first_seconds`` is the process's first round, ``seconds`` the median of those after
+    the first :data:`WARM_UP`, ``cpu_seconds`` what those took of all cores. Of memory beyond ``before`` bytes
+    ``peak_bytes`` is the most at any time, ``extra_bytes`` the most that a round took beyond what was there when it
+    began.
     """
-    state, seconds, extra, most = begun(), [], 0, 0
+    state, seconds, cpu, extra, most = begun(), [], [], 0, 0
     for version in range(1, ROUNDS + 1):
         with Watch() as watch:
             contributions = arrived()
             if version == 1:
                 supply_memory()
-            inputs, started = private_bytes(), time.perf_counter()
+            inputs, started, used = private_bytes(), time.perf_counter(), time.process_time()
             state = closed(state, contributions, version)
             seconds.append(time.perf_counter() - started)
+            cpu.append(time.process_time() - used)
         del contributions
         extra, most = max(extra, watch.most - inputs), max(most, watch.most)
     figures = {
-        "seconds": statistics.median(seconds[1:]),
+        "seconds": statistics.median(seconds[WARM_UP:]),
         "first_seconds": seconds[0],
+        "cpu_seconds": statistics.median(cpu[WARM_UP:]),
         "peak_bytes": most - before,
         "extra_bytes": extra,
     }
