@@ -23,6 +23,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.session import Session
 from gradientmail_mlx.batches import Batch, IterateBatches, Tokens, drawn_seed, rows_for, seed_order, tokens_in
+from gradientmail_mlx.handing import Place
 from gradientmail_mlx.node import Node, adapter_of
 
 _NO_BATCH: Final[Batch] = ()
@@ -51,15 +52,25 @@ class Reading:
 
 
 class NodeCallback(TrainingCallback):
-    """Steps ``node`` through one call of mlx-lm's ``train``; its reports go on to ``then``, with the run's figures."""
+    """Steps ``node`` through one call of mlx-lm's ``train``; its reports go on to ``then``, with the run's figures.
+
+    With a ``place`` the training can be handed off, and goes on where it was restored to.
+    """
 
     def __init__(
-        self, node: Node, args: stock.TrainingArgs, reading: Reading, then: TrainingCallback | None = None
+        self,
+        node: Node,
+        args: stock.TrainingArgs,
+        reading: Reading,
+        then: TrainingCallback | None = None,
+        place: Place | None = None,
     ) -> None:
         self._node = node
         self._args = args
         self._reading = reading
         self._then = then
+        self._place = place
+        self._behind = place.iterations if place is not None else 0
         self._by_batch = False
         self._finished = 0
         self._pending = 0
@@ -93,27 +104,26 @@ class NodeCallback(TrainingCallback):
         if figures:
             print(f"GradientMail: {_summary(figures)}", flush=True)
         if self._then is not None:
-            self._then.on_train_loss_report({**train_info, **{LOGGED + name: figures[name] for name in figures}})
+            shown = {LOGGED + name: figures[name] for name in figures}
+            self._then.on_train_loss_report({**train_info, "iteration": self._behind + iteration, **shown})
 
     def on_val_loss_report(self, val_info: Mapping[str, float]) -> None:
         """Pass the report on."""
         if self._then is not None:
-            self._then.on_val_loss_report(dict(val_info))
+            self._then.on_val_loss_report({**val_info, "iteration": self._behind + int(val_info["iteration"])})
 
     def _training(
         self, dataset: Sized, batch_size: int, length: int, group: mx.distributed.Group | None
     ) -> Iterator[Batch]:
         self._by_batch = True
-        if self._reading.own_order:
-            seed_order(self._node.seed(drawn_seed()))
-        source: Iterator[Batch] = iter([])
-        rows = number = 0
+        rows, source = self._begun(dataset, length, group)
+        number = 0
         while True:
             wanted = self._rows(dataset, batch_size) if self._at_start(number) else rows
             if wanted != rows:
                 rows = wanted
-                source = iter(self._asked(dataset, rows, length, loop=True, group=group))
-            batch = next(source, _NO_BATCH)
+                source = self._opened(dataset, rows, length, group)
+            batch = self._drawn(source)
             if batch is _NO_BATCH:
                 self._node.close()
                 return
@@ -121,6 +131,34 @@ class NodeCallback(TrainingCallback):
             number += 1
             yield batch
             self._finish(number)
+
+    def _begun(self, dataset: Sized, length: int, group: mx.distributed.Group | None) -> tuple[int, Iterator[Batch]]:
+        """Rows and batches to go on with; none yet, in this node's own order, unless the place was restored."""
+        place = self._place
+        if place is None or not place.was_restored:
+            if self._reading.own_order:
+                seed_order(self._node.seed(drawn_seed()))
+            return 0, iter([])
+        with place.drawing_again(), place.drawing():
+            source = iter(self._asked(dataset, place.rows, length, loop=True, group=group))
+            for _ in range(place.drawn):
+                next(source, _NO_BATCH)
+        return place.rows, source
+
+    def _opened(self, dataset: Sized, rows: int, length: int, group: mx.distributed.Group | None) -> Iterator[Batch]:
+        if self._place is None:
+            return iter(self._asked(dataset, rows, length, loop=True, group=group))
+        self._place.begin(rows)
+        with self._place.drawing():
+            return iter(self._asked(dataset, rows, length, loop=True, group=group))
+
+    def _drawn(self, source: Iterator[Batch]) -> Batch:
+        if self._place is None:
+            return next(source, _NO_BATCH)
+        with self._place.drawing():
+            batch = next(source, _NO_BATCH)
+        self._place.drawn += 1
+        return batch
 
     def _validating(
         self, dataset: Sized, batch_size: int, length: int, group: mx.distributed.Group | None
@@ -153,6 +191,8 @@ class NodeCallback(TrainingCallback):
         if iteration <= self._finished:
             return
         self._finished = iteration
+        if self._place is not None:
+            self._place.iterations = self._behind + iteration
         if self._at_start(iteration):
             samples, self._pending = self._pending, 0
             self._node.step(samples)

@@ -17,7 +17,7 @@ from typing import Final
 from mlx_lm import lora as stock
 
 from gradientmail_core.errors import GradientMailError
-from gradientmail_core.session.environment import PREFIX, algorithm_from, mailbox_from
+from gradientmail_core.session.environment import PREFIX, algorithm_from, handoff_from, mailbox_from, role_from
 from gradientmail_mlx.training import train
 
 FAILED, INTERRUPTED = 1, 130
@@ -26,6 +26,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "mailbox": "URL of the run's store: file:///shared/run, s3://bucket/run",
     "node": "this node's name in the run (default: host name and random hex)",
     "syncer": "the node that closes all rounds, for stores without a conditional create; the same on every node",
+    "role": "both, learner (never closes rounds), or either (closes for all while elected)",
+    "handoff-every": "steps after which the whole state is kept in the mailbox, for a start without an adapter file",
     "sync-every": "optimizer steps between two merges of the same fragment",
     "fragments": "parts of the model merged in turn",
     "overlap-steps": "steps to train on while a snapshot is merged; null for no limit",
@@ -83,6 +85,8 @@ def _train(options: argparse.Namespace, theirs: Sequence[str]) -> object:
         algorithm=algorithm_from(environment),
         node=environment.get(PREFIX + "NODE"),
         syncer=environment.get(PREFIX + "SYNCER"),
+        role=role_from(None, environment),
+        handoff_every=handoff_from(None, environment.get(PREFIX + "NODE"), environment),
         min_nodes=options.min_nodes,
         max_batch_size=options.max_batch_size,
     )

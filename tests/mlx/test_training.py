@@ -17,9 +17,11 @@ from mlx_lm.tuner import trainer as stock
 import gradientmail_core as gm
 from gradientmail_core.errors import ConfigurationError, SchemaMismatch
 from gradientmail_core.events import NodeAppeared, RunWaited, SnapshotPublished
+from gradientmail_core.sinks import JsonLines
 from gradientmail_mlx import train
 from gradientmail_mlx.training import announce
-from tests.mlx.nodes import Node, Reports, counting, tiny_llama
+from tests.mlx.nodes import Bigram, Node, Reports, counting, tiny_llama
+from tests.offices import LEASE_SECONDS, SETTINGS, Vacancy
 
 QUICK = gm.DiLoCo(sync_every=2, fragments=2, overlap_steps=0, follow=False)
 
@@ -134,3 +136,31 @@ def test_a_person_is_told_what_matters(capsys):
     announce(RunWaited("waiting for 1 more node"))
     announce(SnapshotPublished(0, 1, 2, 3, 4, 0.5))
     assert capsys.readouterr().out == "GradientMail: b is here\nGradientMail: waiting for 1 more node\n"
+
+
+def test_a_node_of_role_either_closes_for_all_when_the_syncer_is_gone(tmp_path):
+    node = Node(tmp_path, options={"steps_per_report": 1}, model=Bigram())
+    with Vacancy(tmp_path / "run") as vacancy:
+
+        class Wait(Reports):
+            def on_train_loss_report(self, info):
+                vacancy.wait(info["iteration"])
+
+        options = {"role": "either", "lease_timeout": LEASE_SECONDS, "callbacks": [vacancy.heard]}
+        url = (tmp_path / "run").as_uri()
+        train(
+            node.model, node.optimizer, counting(), args=node.args, training_callback=Wait(),
+            mailbox=url, algorithm=SETTINGS, node="e", **options,
+        )  # fmt: skip
+    assert vacancy.elections[0] is True and vacancy.closed_in_office >= 2
+
+
+def test_every_event_goes_to_the_callbacks_that_were_given_and_a_syncer_is_no_trainer(tmp_path, monkeypatch):
+    node, sink = Node(tmp_path, model=Bigram()), JsonLines(tmp_path / "events.jsonl")
+    options = {"args": node.args, "mailbox": gm.MemoryMailbox(), "algorithm": QUICK, "node": "a", "callbacks": [sink]}
+    train(node.model, node.optimizer, counting(), **options)
+    kinds = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert {"RunCreated", "RoundCommitted", "FragmentAligned"} <= set(kinds) and kinds[-1] == "SessionEnded"
+    monkeypatch.setenv("GRADIENTMAIL_ROLE", "syncer")
+    with pytest.raises(ConfigurationError, match="gradientmail syncer URL"):
+        train(node.model, node.optimizer, counting(), **options)
