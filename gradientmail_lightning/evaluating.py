@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.session import Session, align
 from gradientmail_core.tensors.model import KeepingModel, set_aside
 
@@ -30,7 +31,7 @@ def evaluation(session: Session, evaluate: str) -> AbstractContextManager[object
 
 
 @contextmanager
-def committed(model: KeepingModel, mailbox: str) -> Iterator[int]:
+def committed(model: KeepingModel, mailbox: str | Mailbox) -> Iterator[int]:
     """Within this, ``model`` holds the newest parameters of the run in ``mailbox``, without a part in it; its step.
 
     Raises what :func:`gradientmail_core.session.align` raises.

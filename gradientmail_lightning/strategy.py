@@ -37,6 +37,7 @@ from gradientmail_core.events import (
     SessionEnded,
     log_event,
 )
+from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.session import Algorithm, Session, default_node
 from gradientmail_core.session.environment import (
     PREFIX,
@@ -72,7 +73,7 @@ SHOWN = frozenset({"round", "live_nodes"})
 class GradientMailMixin(_Stock):
     """Options of every GradientMail strategy; all others go to the stock strategy.
 
-    * ``mailbox``: URL of the run's store (default: the environment's ``GRADIENTMAIL_MAILBOX``).
+    * ``mailbox``: URL of the run's store, or a mailbox (default: the environment's ``GRADIENTMAIL_MAILBOX``).
     * ``algorithm``: the run's settings, the same on every node, also as a mapping of plain ones
       (default: DiLoCo's, and the environment's).
     * ``node``: this node's name in the run (default: host name and random hex).
@@ -107,7 +108,7 @@ class GradientMailMixin(_Stock):
 
     def __init__(
         self,
-        mailbox: str | None = None,
+        mailbox: str | os.PathLike[str] | Mailbox | None = None,
         algorithm: dict[str, Plain] | Algorithm | None = None,
         *,
         node: str | None = None,
@@ -136,7 +137,8 @@ class GradientMailMixin(_Stock):
         if tokens is not None and not callable(tokens):
             raise ConfigurationError(f"tokens is {tokens!r}.", "Give a function from a batch to a whole number.")
         super().__init__(**stock)  # type: ignore[arg-type]  # each stock strategy has its own
-        self.mailbox = str(mailbox) if mailbox else mailbox_from(os.environ)
+        url = os.fspath(mailbox) if isinstance(mailbox, str | os.PathLike) else None
+        self.mailbox = mailbox_from(os.environ) if not mailbox else (url or cast(Mailbox, mailbox))
         given = algorithm_with(algorithm) if isinstance(algorithm, dict) else algorithm
         self.algorithm = given or algorithm_from(os.environ)
         named = node or os.environ.get(PREFIX + "NODE")

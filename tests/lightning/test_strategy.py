@@ -12,6 +12,7 @@ from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import NodeGone, RunJoined, RunWaited
+from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.sinks import JsonLines
 from tests.lightning.nodes import QUIET, batches
 from tests.offices import LEASE_SECONDS, SETTINGS, Vacancy
@@ -373,9 +374,8 @@ def test_a_role_comes_from_the_program_then_from_the_environment_and_a_syncer_is
 
 
 def test_every_event_goes_to_the_callbacks_that_were_given(lightning, tmp_path):
-    strategy = lightning.gm.GradientMailStrategy(
-        (tmp_path / "run").as_uri(), DiLoCo(sync_every=4, fragments=1), callbacks=[JsonLines(tmp_path / "events.jsonl")]
-    )
+    sinks = [JsonLines(tmp_path / "events.jsonl")]
+    strategy = lightning.gm.GradientMailStrategy(MemoryMailbox(), DiLoCo(sync_every=4, fragments=1), callbacks=sinks)
     lightning.fit(lightning.Module(), strategy)
     kinds = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert {"RunCreated", "RoundCommitted", "FragmentAligned"} <= set(kinds) and kinds[-1] == "SessionEnded"
