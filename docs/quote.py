@@ -124,21 +124,30 @@ def percent(figures: Figures, name: str) -> str:
 
 
 def peers(figures: Figures) -> str:
-    """One round closed by this library and by its predecessor, and how many times less this one takes."""
-    named = {"peer": "gradientmail 0.0.2", "ours": "this library", "ours_in_memory": "this library, all in memory"}
+    """Rounds closed by this library and by its predecessor, and how many times less this one takes."""
+    named = {
+        "peer": "gradientmail 0.0.2",
+        "ours": "this library",
+        "ours_in_memory": "this library, all in memory",
+        "ours_judged": "this library, from the last arrival",
+    }
+    columns = {"seconds": "seconds", "first_seconds": "first round"}
+    timed = [name for name in columns if name in inner(figures, "ours")]
     rows = [
         [
             title,
-            number(inner(figures, name), "seconds", 2),
+            *(number(inner(figures, name), column, 2) for column in timed),
             gib(inner(figures, name), "peak_bytes"),
             gib(inner(figures, name), "extra_bytes"),
         ]
         for name, title in named.items()
+        if name in figures
     ]
-    by_default, in_memory = inner(figures, "ours_ratios"), inner(figures, "ours_in_memory_ratios")
+    said = {"ours": "", "ours_in_memory": "all in memory ", "ours_judged": "from the last arrival "}
+    ratios = [how + times_less(inner(figures, f"{name}_ratios")) for name, how in said.items() if name in figures]
     return (
-        table(["", "seconds", "peak, GiB", "of it beyond the inputs, GiB"], rows)
-        + f"\n{times_less(by_default)}; all in memory {times_less(in_memory)}. "
+        table(["", *(columns[name] for name in timed), "peak, GiB", "of it beyond the inputs, GiB"], rows)
+        + f"\n{'; '.join(ratios)}. "
         f"{number(figures, 'mi', 0)} Mi parameters, two cores at a load of {number(figures, 'load', 1)}.\n"
     )
 
