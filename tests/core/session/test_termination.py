@@ -16,12 +16,12 @@ from gradientmail_core.sim.world import ToyModel
 SCRIPT = Path(__file__).with_name("terminated_node.py")
 
 
-def terminated(directory: Path, kind: str) -> tuple[int, list[str]]:
-    """A process that was sent SIGTERM while it trained: its exit code, and the state letters of its last lease."""
+def terminated(directory: Path, kind: str, number: signal.Signals = signal.SIGTERM) -> tuple[int, list[str]]:
+    """A process that was sent a signal while it trained: its exit code, and the state letters of its last lease."""
     command = [sys.executable, str(SCRIPT), str(directory), kind]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None and process.stdout.readline().strip() == "training"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=60)
     leases = sorted(path.name for path in (directory / "live/leases/a").iterdir())
     return process.returncode, [name.split("-")[1][0] for name in leases][-1:]
@@ -35,6 +35,13 @@ def test_a_terminated_process_leaves_the_run(tmp_path: Path, kind: str, code: in
     assert kind == "off" or not [
         path for path in tmp_path.rglob("*") if ".tmp" in path.name or path.name.startswith(".")
     ]
+
+
+@pytest.mark.parametrize("kind", ["with", "join", "step"])
+def test_control_c_leaves_the_run_from_wherever_it_is(tmp_path: Path, kind: str) -> None:
+    """While it trains, waits for other nodes, or waits for a round: never a success, and nothing half-written."""
+    assert terminated(tmp_path, kind, signal.SIGINT) == (-signal.SIGINT, ["x"])
+    assert not [path for path in tmp_path.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
 
 
 @pytest.fixture(autouse=True)
