@@ -47,6 +47,7 @@ def main(folder: Path, budget: int, judged: bool) -> None:
         for index in range(8):
             body = np.fromfile(folder / f"delta{index}.bin", np.uint8)
             contributions.append(Contribution(f"node{index}", 1.0, spool.kept(InMemory(codec, [body])).read))
+            del body  # a spooled one is a copy: its memory is free before the next arrives
         if not judged:
             return contributions
         *others, last = contributions
