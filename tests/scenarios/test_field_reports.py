@@ -264,7 +264,8 @@ def test_a_dead_learner_costs_one_lease_and_then_nothing() -> None:
         slowest = max(range(len(gaps)), key=gaps.__getitem__)
         assert gaps[slowest] <= TIMEOUTS.lease + TIMEOUTS.period + 2.3 + 0.3
         after = gaps[slowest + 1 :]
-        assert max(after) <= 3.0 and sum(after) / len(after) <= 2.3, "a cycle is 2 s and closing takes its 0.3"
+        assert sum(after) / len(after) <= 2.3, "a cycle is 2 s and closing takes its 0.3"
+        assert max(after) <= 4.0, "a third of a lease"
         for node in nodes:
             await node.kill()
 
