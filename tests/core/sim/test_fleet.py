@@ -1,7 +1,9 @@
 """Fleets: goodput under failures and a storm in short, beside the bounds the committed logs hold in full."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -30,6 +32,19 @@ def test_eight_failing_nodes_train_nearly_all_the_time_that_they_are_up() -> Non
 def test_a_lock_step_run_stops_with_any_of_its_nodes() -> None:
     assert lock_step_goodput(8, 24 * 3600.0, 60.0, 8.0, seed=0) == pytest.approx(60 / (60 + 8 * 8), abs=0.01)
     assert lock_step_goodput(1, 24 * 3600.0, 60.0, 8.0, seed=0) == pytest.approx(60 / 68, abs=0.01)
+
+
+def figures(name: str) -> dict[str, float]:
+    """The means in a committed log."""
+    log = Path(__file__).parents[3] / "docs" / "results" / f"{name}.json"
+    found = json.loads(log.read_text(encoding="utf-8"))
+    assert found["minutes"] == 30.0 and found["seeds"] == len(found["runs"]) == 20
+    return {key: value for key, value in found.items() if isinstance(value, float | int)}
+
+
+def test_the_committed_storm_holds_what_is_promised() -> None:
+    found = figures("storm")
+    assert found["committed_share"] >= 0.99 and found["participants"] >= 30 and found["failed"] == 0
 
 
 def test_a_storm_stops_no_round_and_leaves_out_few() -> None:
