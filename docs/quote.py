@@ -206,7 +206,14 @@ def outer(rows: Sequence[Figures]) -> str:
     return outer_table(rows) + "\n"
 
 
-STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {"codecs": codecs, "outer": outer}
+def carry(rows: Sequence[Figures]) -> str:
+    """Held-out loss where a commit overwrites what was trained meanwhile, and where that is carried over."""
+    from benchmarks.quality.carry import table as carry_table
+
+    return carry_table(rows) + "\n"
+
+
+STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {"codecs": codecs, "outer": outer, "carry": carry}
 
 
 def rendered(name: str) -> str:
