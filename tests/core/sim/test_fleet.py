@@ -47,6 +47,12 @@ def test_the_committed_storm_holds_what_is_promised() -> None:
     assert found["committed_share"] >= 0.99 and found["participants"] >= 30 and found["failed"] == 0
 
 
+def test_the_committed_goodput_is_within_a_point_of_the_bound() -> None:
+    found = figures("goodput")
+    assert 0.87 <= found["goodput"] <= 0.89 and found["failed"] == 0
+    assert found["lock_step"] == pytest.approx(0.48, abs=0.02)
+
+
 def test_a_storm_stops_no_round_and_leaves_out_few() -> None:
     outcomes = [run(storm_fleet(minutes=4, seed=seed, nodes=12, per_hour=47.0)) for seed in range(4)]
     assert not any(outcome.failed for outcome in outcomes)
