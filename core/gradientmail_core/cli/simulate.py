@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.cli.console import Console
 from gradientmail_core.cli.quantities import bandwidth, bytes_text, count, count_text, positive, seconds
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.sim.fleet import Outcome, failures, run
 from gradientmail_core.sim.planning import PRESETS, costs, fleet_of, preset
 from gradientmail_core.sim.search import Progress, search, told
@@ -22,6 +24,7 @@ from gradientmail_core.sim.shrinking import PLAYS_MOST
 from gradientmail_core.sim.swarm import Verdict
 
 VIOLATED = 1
+REPORT_SECONDS = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     fleet.add_argument("--down", type=seconds, default=60.0, help="how long a failed node is down (default: 60s)")
     fleet.add_argument("--bandwidth", type=bandwidth, default=12.5e6, help="of a node (default: 100Mbit)")
     fleet.add_argument("--latency", type=seconds, default=0.03, help="of a request (default: 30ms)")
+    fleet.add_argument(
+        "--lease-timeout",
+        type=seconds,
+        default=Timeouts().lease,
+        help="a node this long silent is gone; it beats and lists six times in it (default: 120s)",
+    )
     fleet.add_argument("--step-seconds", type=seconds, default=1.0, help="one optimizer step (default: 1s)")
     fleet.add_argument("--parameters", type=count, default=124_000_000, help="of the model (default: 124M)")
     fleet.add_argument("--preset", choices=sorted(PRESETS), default="decoupled")
@@ -106,9 +115,20 @@ def _fleet(options: argparse.Namespace, console: Console) -> int:
         latency=options.latency,
         step_seconds=options.step_seconds,
         seconds=duration,
+        lease=options.lease_timeout,
         faults=faults,
     )
-    outcome = run(fleet)
+    started = reported = time.monotonic()
+
+    def progress(share: float) -> None:
+        nonlocal reported
+        now = time.monotonic()
+        if now - reported > REPORT_SECONDS:
+            reported = now
+            left = (now - started) * (1 / share - 1)
+            print(f"{share:.0%} of {options.hours:g} h simulated, about {left:.0f} s left", file=sys.stderr, flush=True)
+
+    outcome = run(fleet, progress)
     console.line(as_text(outcome, settings))
     _write(options.json, as_figures(outcome))
     return 0

@@ -6,11 +6,11 @@ are copied on the way in: a caller may reuse its buffer as soon as the call retu
 
 import threading
 import time
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
 
 from gradientmail_core.errors import PayloadTooLarge
-from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix
+from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, Page, checked_key, checked_prefix
 
 _AFTER_EVERY_KEY = "\x7f"  # greater than any character of a key
 
@@ -26,8 +26,8 @@ class MemoryMailbox:
         self._now = now
         self._lock = threading.Lock()
         self._objects: dict[str, bytes] = {}
-        self._entry_of: dict[str, Entry] = {}
         self._keys: list[str] = []
+        self._listing: Page = []  # of each key, in their order
 
     def __repr__(self) -> str:
         return f"MemoryMailbox({self._name!r})"
@@ -62,8 +62,8 @@ class MemoryMailbox:
         """See :meth:`Mailbox.delete`."""
         with self._lock:
             if self._objects.pop(checked_key(key), None) is not None:
-                del self._entry_of[key]
-                self._keys.pop(bisect_left(self._keys, key))
+                place = bisect_left(self._keys, key)
+                del self._keys[place], self._listing[place]
 
     async def close(self) -> None:
         """Nothing to release: the objects live as long as the mailbox."""
@@ -73,14 +73,14 @@ class MemoryMailbox:
             known = key in self._objects
             if known and not replace:
                 return False
-            if not known:
-                insort(self._keys, key)
+            place = bisect_left(self._keys, key)
+            self._keys[place : place + known] = [key]
+            self._listing[place : place + known] = [Entry(key, len(body), self._now())]
             self._objects[key] = body
-            self._entry_of[key] = Entry(key, len(body), self._now())
             return True
 
-    def _entries(self, prefix: str, after: str) -> tuple[Entry, ...]:
+    def _entries(self, prefix: str, after: str) -> Page:
         with self._lock:
             start = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
             stop = bisect_left(self._keys, prefix + _AFTER_EVERY_KEY)
-            return tuple(map(self._entry_of.__getitem__, self._keys[start:stop]))
+            return self._listing[start:stop]

@@ -6,8 +6,10 @@ same schedule tells what a lock-step run, in which a failure of one stops all, w
 """
 
 import asyncio
+import contextlib
+import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeAlias
@@ -28,6 +30,7 @@ PAYLOADS = ("live/deltas/", "blobs/")
 DEADLINE_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 CLOCKS_APART = 1e4
+PARTS = 100
 LINE = Weather(latency=0.03, ordered=True)
 Schedule: TypeAlias = tuple[Fault, ...]
 
@@ -139,17 +142,31 @@ def lock_step_goodput(nodes: int, seconds: float, up: float, down: float, seed: 
     return trained / max(now, seconds)
 
 
-def run(fleet: Fleet) -> Outcome:
-    """Run a fleet to its end."""
-    return run_virtually(lambda loop: Voyage(loop, fleet).whole())
+def run(fleet: Fleet, progress: Callable[[float], None] = lambda share: None) -> Outcome:
+    """Run a fleet to its end; ``progress`` hears a hundred times what share of its time has passed."""
+    with _uncollected():
+        return run_virtually(lambda loop: Voyage(loop, fleet, progress).whole())
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles, which would walk through all nodes again and again and find next to nothing."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Voyage(Stage):
     """A fleet under way."""
 
-    def __init__(self, loop: VirtualLoop, fleet: Fleet) -> None:
+    def __init__(self, loop: VirtualLoop, fleet: Fleet, progress: Callable[[float], None] = lambda share: None) -> None:
         super().__init__(loop, SharedStore("fleet"), fleet.settings.fragments)
         self._fleet = fleet
+        self._progress = progress
         self._dice = random.Random(f"fleet {fleet.seed}")
         self._speeds = [self._speed() for _ in range(fleet.nodes)]
         self._all: list[SimulatedNode] = []
@@ -161,7 +178,9 @@ class Voyage(Stage):
             self.launch(number)
         began = await self._all_begun()
         strikes = [asyncio.ensure_future(self.strike(fault)) for fault in self._fleet.faults]
-        await asyncio.sleep(self._fleet.seconds)
+        for part in range(PARTS):
+            await asyncio.sleep(self._fleet.seconds / PARTS)
+            self._progress((part + 1) / PARTS)
         self._seconds = self.loop.time() - began
         for strike in strikes:
             strike.cancel()

@@ -39,6 +39,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Virtual seconds since the loop was made."""
         return self._now
 
+    get_debug = staticmethod(bool)
+    """False, asked for each future."""
+
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
@@ -123,7 +126,7 @@ class VirtualClock:
 
     def now(self) -> float:
         """Seconds on this node's clock."""
-        return self._offset + self._loop.time() * self._rate
+        return self._offset + self._loop._now * self._rate
 
     async def sleep(self, seconds: float) -> None:
         """Wait in virtual time."""
@@ -132,7 +135,7 @@ class VirtualClock:
         if seconds <= 0:
             loop.call_soon(_wake, sleeper)
         else:
-            loop.wake_at(loop.time() + seconds / self._rate, _wake, sleeper)
+            loop.wake_at(loop._now + seconds / self._rate, _wake, sleeper)
         await sleeper
         if not self._thawed.is_set():
             await self._thawed.wait()

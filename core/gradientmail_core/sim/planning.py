@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.sim.fleet import Fleet, Outcome, Schedule, failures, run
 from gradientmail_core.sim.store import Traffic, Weather
 from gradientmail_core.tensors.codecs import codec_named
@@ -21,6 +22,7 @@ PRESETS = ("standard", "streaming", "decoupled", "eager", "sparse", "local_sgd")
 CYCLES = 4
 NODES_MOST = 48
 ENOUGH = 0.95
+LEASE_SECONDS = Timeouts().lease
 DOLLARS_PER_PUT, DOLLARS_PER_GET = 0.005 / 1000, 0.0004 / 1000
 DOLLARS_PER_EGRESS_BYTE = 0.09 / 1e9
 HALF = frozenset({"BF16", "F16"})
@@ -107,6 +109,7 @@ def fleet_of(
     step_seconds: float,
     seconds: float,
     tokens: int = 1024,
+    lease: float = LEASE_SECONDS,
     faults: Schedule = (),
 ) -> Fleet:
     """A fleet whose payloads weigh what those of a model of so many parameters do, each fragment an equal part."""
@@ -118,7 +121,7 @@ def fleet_of(
         step_seconds=step_seconds,
         tokens=tokens,
         weather=Weather(latency=latency, bandwidth=bandwidth, ordered=True),
-        lease=120.0,
+        lease=lease,
         delta_bytes=sum(part.nbytes for part in codec_named(settings.delta_codec).parts(elements)),
         commit_bytes=elements * (2 if settings.master_dtype in HALF else 4),
         faults=faults,

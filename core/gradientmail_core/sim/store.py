@@ -214,11 +214,12 @@ class SimulatedStore:
         """See :meth:`ListsWhole.whole`; a lagging listing misses some entries and repeats others; order is random."""
         self.traffic.lists += 1
         await self._request()
-        entries = list(await whole_listing(self._inner, prefix, after=after))
+        entries = await whole_listing(self._inner, prefix, after=after)
         self.traffic.lists += max(len(entries) - 1, 0) // PAGE_KEYS
         if self._random.random() < self.weather.listing_lags:
             entries = [entry for entry in entries for _ in range(self._random.choices((0, 1, 2), (2, 7, 1))[0])]
         if not self.weather.ordered:
+            entries = list(entries)
             self._random.shuffle(entries)
         await self._answer()
         return entries

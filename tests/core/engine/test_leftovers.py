@@ -101,7 +101,7 @@ def test_what_is_young_or_has_no_age_is_left() -> None:
         assert kinds(found) == {}
         assert {entry.key for entry in found.young} >= left["payloads"] | left["snapshots"]
         place.shared._now = lambda: place.loop.time()
-        place.shared._entry_of = {key: replace(entry, modified=None) for key, entry in place.shared._entry_of.items()}
+        place.shared._listing = [replace(entry, modified=None) for entry in place.shared._listing]
         assert kinds(await place.leftovers(0.0)) == {}
 
     at_place(main)
