@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gradientmail_core.cli import simulate
 from gradientmail_core.cli.simulate import main
 from gradientmail_core.errors import ConfigurationError
 from tests.scenarios.test_mutations import commits_deleted_after_two_cycles
@@ -34,11 +35,25 @@ def test_a_failing_seed_is_shrunk_to_its_shortest_schedule(
     assert "The shortest schedule that fails in the same way" in said and "Scenario(seed=1007" in said
 
 
-def test_a_fleet_reports_what_a_run_of_its_size_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_longer_lease_time_out_asks_less(tmp_path: Path) -> None:
+    lists = []
+    for lease in ("1min", "10min"):
+        file = tmp_path / f"{lease}.json"
+        line = ["--nodes", "3", "--hours", "0.2", "--parameters", "1M", "--lease-timeout", lease, "--json", str(file)]
+        assert main(line) == 0
+        lists.append(json.loads(file.read_text())["requests_per_day"])
+    assert lists[1] < 0.8 * lists[0]
+
+
+def test_a_fleet_reports_what_a_run_of_its_size_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "fleet.json"
     line = ["--nodes", "4", "--hours", "0.1", "--mtbf", "3min", "--down", "10s", "--bandwidth", "1Gbit"]
+    monkeypatch.setattr(simulate, "REPORT_SECONDS", 0.0)
     assert main([*line, "--parameters", "10M", "--sync-every", "40", "--json", str(file)]) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert "50% of 0.1 h simulated" in progress
     assert "4 nodes for 0.1 h" in said and "compute utilization" in said and "a node and day" in said
     figures = json.loads(file.read_text())
     assert 0.7 < figures["goodput"] < 1 and figures["rounds"] > 10 and figures["faults"] > 2

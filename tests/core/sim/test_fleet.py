@@ -1,15 +1,21 @@
 """Fleets: goodput under failures and a storm in short, beside the bounds the committed logs hold in full."""
 
 import json
+from collections.abc import Coroutine
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.protocol.records import _parsed_round
 from gradientmail_core.sim.fleet import (
     Fleet,
+    Outcome,
+    Voyage,
     failures,
     goodput_fleet,
     lock_step_goodput,
@@ -17,6 +23,7 @@ from gradientmail_core.sim.fleet import (
     storm,
     storm_fleet,
 )
+from gradientmail_core.sim.loop import VirtualLoop, run_virtually
 from gradientmail_core.sim.scenario import Kill
 from gradientmail_core.sim.store import Weather
 from tests.core.engine.parts import SETTINGS
@@ -67,6 +74,36 @@ def test_failures_come_at_the_rate_asked_for_and_never_while_a_node_is_down() ->
         times = [fault.at for fault in faults if isinstance(fault, Kill) and fault.node == node]
         assert all(later - earlier > 8.0 for earlier, later in pairwise(times))
     assert len(storm(32, 360_000.0, 125.0, seed=0)) == pytest.approx(12_500, rel=0.05)
+
+
+def waits_of(fleet: Fleet) -> tuple[int, Outcome]:
+    """How often anything in a fleet waits for a time or an answer, and what comes of it."""
+    loops: list[VirtualLoop] = []
+
+    def begun(loop: VirtualLoop) -> Coroutine[Any, Any, Outcome]:
+        loops.append(loop)
+        return Voyage(loop, fleet).whole()
+
+    outcome = run_virtually(begun)
+    return loops[0]._timers_made, outcome
+
+
+def test_a_node_among_many_costs_no_more_than_one_among_few() -> None:
+    """Neither requests nor work of a node grow with the number of nodes, and one record is parsed once for all.
+
+    Above 64 participants a round has a roll, which costs each node one request more.
+    """
+    settings = DiLoCo(sync_every=10, fragments=2)
+    few, many = (Fleet(nodes=nodes, settings=settings, seconds=30.0, jitter=0.05, lease=12.0) for nodes in (18, 72))
+    few_waits, of_few = waits_of(few)
+    _parsed_round.cache_clear()
+    many_waits, of_many = waits_of(many)
+    assert of_many.rounds == of_few.rounds and of_many.participants > 54
+    assert many_waits / 72 < 1.25 * few_waits / 18
+    for kind in ("puts", "lists", "deletes"):
+        assert getattr(of_many.traffic, kind) / 72 < 1.25 * getattr(of_few.traffic, kind) / 18, kind
+    assert of_many.traffic.gets / 72 - of_many.rounds < 1.25 * of_few.traffic.gets / 18
+    assert _parsed_round.cache_info().misses < 2 * of_many.rounds
 
 
 def test_payloads_weigh_what_they_stand_for() -> None:

@@ -10,7 +10,7 @@ from gradientmail_core.errors import MailboxUnavailable, PayloadTooLarge
 from gradientmail_core.mailbox.base import CreateOutcome
 from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.sim.loop import VirtualClock, VirtualLoop, run_virtually
-from gradientmail_core.sim.store import LATE_SECONDS, SimulatedStore, Weather
+from gradientmail_core.sim.store import LATE_SECONDS, PAGE_KEYS, SimulatedStore, Weather
 
 
 def with_store(weather: Weather, main: Callable[..., Coroutine[Any, Any, Any]], seed: int = 0) -> Any:
@@ -43,6 +43,18 @@ def test_in_good_weather_it_is_the_mailbox_behind_it() -> None:
         await store.close()
 
     with_store(Weather(), main)
+
+
+def test_a_listing_costs_a_request_for_each_page_and_comes_in_order_if_asked_for() -> None:
+    async def main(store: SimulatedStore, shared: MemoryMailbox, loop: Any) -> None:
+        keys = [f"a/{number:04d}" for number in range(PAGE_KEYS + 1)]
+        for key in keys:
+            await shared.put(key, b"")
+        assert await listed(store, "a/") == keys and store.traffic.lists == 2
+        assert await listed(store, "a/0") == keys[:-1] and store.traffic.lists == 3
+        assert [entry.key for entry in await store.whole("b/")] == [] and store.traffic.lists == 4
+
+    with_store(Weather(ordered=True), main)
 
 
 def test_requests_take_time_and_bodies_take_longer() -> None:
