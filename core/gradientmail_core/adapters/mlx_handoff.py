@@ -51,18 +51,17 @@ class MlxHandoff:
                     coarse.append(key)
                 arrays[key] = np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
         others = {name: part.state_dict() for name, part in self._others.items()}
-        return Belongings(arrays, {"bf16": coarse, "optimizer": self._optimizer is not None, "others": others})
+        return Belongings(arrays, {"bf16": coarse, "optimizer": self._kind(), "others": others})
 
     def load(self, belongings: Belongings) -> None:
         """Set everything to what was saved. Raises :class:`ConfigurationError` if that was another kind of trainer."""
         plain = belongings.plain
         others, optimizer = plain.get("others"), plain.get("optimizer")
-        if not isinstance(others, dict) or (others.keys(), optimizer) != (
-            self._others.keys(),
-            self._optimizer is not None,
-        ):
+        if not isinstance(others, dict) or others.keys() != self._others.keys() or optimizer != self._kind():
             raise ConfigurationError(
-                "The hand-off was made by a program with other parts.", "Start that one, or use another node name."
+                f"The hand-off was made by a program with other parts: {optimizer} for the optimizer there, "
+                f"{self._kind()} here.",
+                "Start that one, or use another node name.",
             )
         self._check_names(belongings)
         self._module.update(_tree(belongings, "module"))
@@ -73,6 +72,9 @@ class MlxHandoff:
         for name, part in self._others.items():
             part.load_state_dict(others[name])
         mx.eval(self._module.parameters(), _random_state())
+
+    def _kind(self) -> str | None:
+        return None if self._optimizer is None else type(self._optimizer).__name__
 
     def _check_names(self, belongings: Belongings) -> None:
         names = {name.removeprefix("module/") for name in belongings.arrays if name.startswith("module/")}

@@ -46,7 +46,7 @@ class TorchHandoff:
     ) -> None:
         self._parts: dict[str, Stateful] = {"module": Unfrozen(module), **others}
         if optimizer is not None:
-            self._parts["optimizer"] = optimizer
+            self._parts["optimizer"] = Stepping(optimizer)
 
     def save(self) -> Belongings:
         """A copy of everything, on the host."""
@@ -63,8 +63,14 @@ class TorchHandoff:
                 f"The hand-off and this program differ in {', '.join(lacking)}.",
                 "Start the program that made it, or use another node name.",
             )
+        found = {
+            name: cast(dict[str, object], given(belongings.plain[name], belongings.arrays)) for name in self._parts
+        }
         for name, part in self._parts.items():
-            part.load_state_dict(cast(dict[str, object], given(belongings.plain[name], belongings.arrays)))
+            if isinstance(part, Stepping):
+                part.check(found[name])
+        for name, part in self._parts.items():
+            part.load_state_dict(found[name])
         set_random_state(given(belongings.plain["random"], belongings.arrays))
 
 
@@ -83,6 +89,40 @@ class Unfrozen:
         """Raises :class:`ConfigurationError` where the names are not those of this module."""
         check_names(self._module, state_dict)
         self._module.load_state_dict(state_dict, strict=False)
+
+
+class Stepping:
+    """An optimizer's state with its kind and the sizes of its groups: torch takes another kind's without a word."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, object]:
+        """The optimizer's state, and what it is."""
+        return {"kind": self._kind(), "groups": self._groups(), "state": self._optimizer.state_dict()}
+
+    def check(self, state_dict: dict[str, object]) -> None:
+        """Raise :class:`ConfigurationError` for the state of another optimizer."""
+        for word, theirs, own in (
+            ("optimizer", state_dict.get("kind"), self._kind()),
+            ("parameter groups", state_dict.get("groups"), self._groups()),
+        ):
+            if theirs != own:
+                raise ConfigurationError(
+                    f"The hand-off and this program differ in {word}: {theirs} there, {own} here.",
+                    "Start the program that made it, or use another node name.",
+                )
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Raises :class:`ConfigurationError` for the state of another optimizer."""
+        self.check(state_dict)
+        self._optimizer.load_state_dict(cast("dict[str, object]", state_dict["state"]))
+
+    def _kind(self) -> str:
+        return type(self._optimizer).__name__
+
+    def _groups(self) -> list[int]:
+        return [len(group["params"]) for group in self._optimizer.param_groups]
 
 
 def unfrozen(module: torch.nn.Module) -> frozenset[str]:

@@ -56,6 +56,7 @@ from gradientmail_core.session.arguments import check_numbers, default_node, len
 from gradientmail_core.session.background import Loop, at_exit
 from gradientmail_core.session.gossiping import Bridge, gossip_state, is_gossip_state
 from gradientmail_core.session.handing import Handoff, Keeper
+from gradientmail_core.session.leaving import left
 from gradientmail_core.session.readings import Algorithm, Readings
 from gradientmail_core.session.recipes import Recipes
 from gradientmail_core.session.termination import SESSIONS
@@ -270,7 +271,8 @@ class Session(Readings):
             self._wait_until(lambda learner: not learner.outstanding, self._close_timeout)
             if self._recipes is not None:
                 self._recipes.release()
-            self._awaited(self._loop, self._engine.leave(min(self._close_timeout, self._host.timeouts.lease)))
+            patience = min(self._close_timeout, self._host.timeouts.lease)
+            self._awaited(self._loop, left(self._host, self._engine, patience))
             self._learner.settle()
         except BaseException as error:
             self.abort(f"{type(error).__name__} while closing")

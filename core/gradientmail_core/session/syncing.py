@@ -18,6 +18,7 @@ from gradientmail_core.mailbox import Mailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.protocol.plan import manifest_schema
+from gradientmail_core.session.leaving import left
 
 LOOK_SECONDS = 2.0
 REPORT_SECONDS = 60.0
@@ -44,7 +45,7 @@ async def serve(
     try:
         found = await engine.enter() or await _created(host, stopping)
         if found is not None:
-            await _closing(engine, found, stopping)
+            await _closing(host, engine, found, stopping)
     except BaseException as error:
         await engine.abort(f"{type(error).__name__}: {error}")
         raise
@@ -64,7 +65,7 @@ async def _created(host: Host, stopping: asyncio.Event) -> Found | None:
     return None
 
 
-async def _closing(engine: Node, found: Found, stopping: asyncio.Event) -> None:
+async def _closing(host: Host, engine: Node, found: Found, stopping: asyncio.Event) -> None:
     commits = await engine.join(found, manifest_schema(found.manifest), found.manifest.frozen, found.layouts, ())
     await engine.wait_for_nodes()
     engine.start(None, commits, lambda failure: stopping.set())
@@ -72,4 +73,4 @@ async def _closing(engine: Node, found: Found, stopping: asyncio.Event) -> None:
     if engine.failure is not None:
         raise engine.failure
     engine.prepare_to_leave()
-    await engine.leave(engine.patience)
+    await left(host, engine, engine.patience)

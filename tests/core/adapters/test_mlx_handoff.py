@@ -71,6 +71,12 @@ def test_another_program_is_refused() -> None:
         MlxHandoff(module, data=Position()).load(MlxHandoff(module, optimizer).save())
 
 
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    module, optimizer = program(0)
+    with pytest.raises(ConfigurationError, match=f"{type(optimizer).__name__} for the optimizer there, Lion here"):
+        MlxHandoff(module, optim.Lion(0.1)).load(MlxHandoff(module, optimizer).save())
+
+
 def test_what_is_frozen_stays_behind_and_stays_as_it_is() -> None:
     module, other = program(0)[0], program(1)[0]
     for one in (module, other):

@@ -78,6 +78,19 @@ def test_another_program_is_refused() -> None:
         TorchHandoff(module).load(TorchHandoff(module, optimizer).save())
 
 
+@pytest.mark.parametrize("other", ["kind", "groups"])
+def test_the_state_of_another_optimizer_is_refused_and_nothing_is_loaded(other: str) -> None:
+    """torch itself takes another kind's state, and fails in the next step, once the module has been overwritten."""
+    (module, optimizer), (here, _) = trained(), trained()
+    groups = [{"params": [parameter]} for parameter in here.parameters()]
+    own = torch.optim.SGD(here.parameters(), 0.1) if other == "kind" else torch.optim.AdamW(groups, amsgrad=True)
+    kept = TorchHandoff(module, optimizer).save()
+    before = [parameter.detach().clone() for parameter in here.parameters()]
+    with pytest.raises(ConfigurationError, match="AdamW there, SGD here" if other == "kind" else "differ in parameter"):
+        TorchHandoff(here, own).load(through_a_mailbox(kept))
+    assert all(torch.equal(one, two) for one, two in zip(before, here.parameters(), strict=True))
+
+
 def test_what_is_not_plain_is_refused_by_its_path() -> None:
     module, _ = trained()
     position: Any = Position()
