@@ -27,6 +27,7 @@ import numpy as np
 from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.algorithms.merge import WeightedMean
+from gradientmail_core.algorithms.mixing import Pair
 from gradientmail_core.events import Event, RoundMixed
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry
 from gradientmail_core.mailbox.memory import MemoryMailbox
@@ -156,7 +157,8 @@ def variants(rounds: int) -> dict[str, DiLoCo | FactoredGossip]:
         delta_codec="BF16", commit_codec="BF16", full_every=rounds, compression=None,
     )  # fmt: skip
     wide = FactoredGossip(sync_every=STEPS, fragments=NODES, timeout=600.0)
-    pairs = FactoredGossip.global_m1_local_m2(STEPS, fragments=NODES, timeout=600.0, mix2_on=SENSITIVE)
+    peers = FactoredGossip.global_m1_local_m2(STEPS, fragments=NODES, timeout=600.0, mix2_on=SENSITIVE)
+    pairs = replace(peers, mix2=Pair())
     noloco = FactoredGossip.noloco(STEPS, fragments=NODES, timeout=600.0)
     return {
         "DiLoCo with a barrier, BF16": replace(overlapped, overlap_steps=0),
@@ -165,8 +167,10 @@ def variants(rounds: int) -> dict[str, DiLoCo | FactoredGossip]:
         "GlobalM1, BF16": wide,
         "GlobalM1, BF16 starts and INT8 means": replace(wide, mean_codec="INT8"),
         "GlobalM1, INT4 starts and INT8 means": replace(wide, delta_codec="INT4", mean_codec="INT8"),
-        "GlobalM1LocalM2, BF16": pairs,
-        "GlobalM1LocalM2, INT4 and INT8": replace(pairs, delta_codec="INT4", mean_codec="INT8"),
+        "GlobalM1LocalM2 in pairs, BF16": pairs,
+        "GlobalM1LocalM2 in pairs, INT4 and INT8": replace(pairs, delta_codec="INT4", mean_codec="INT8"),
+        "GlobalM1LocalM2, BF16": peers,
+        "GlobalM1LocalM2, INT4 and INT8": replace(peers, delta_codec="INT4", mean_codec="INT8"),
         "NoLoCo, BF16": noloco,
         "NoLoCo, INT4": replace(noloco, delta_codec="INT4", mean_codec="INT8"),
     }

@@ -117,10 +117,10 @@ def failures(figures: Figures) -> str:
     return f"{table(['', 'mean'], shown)}\n{setup}"
 
 
-def percent(figures: Figures, name: str) -> str:
+def percent(figures: Figures, name: str, digits: int = 1) -> str:
     """The share called ``name`` in per cent."""
     value = figures.get(name)
-    return f"{value:.1%}" if isinstance(value, int | float) else "–"
+    return f"{100 * value:.{digits}f} %" if isinstance(value, int | float) else "–"
 
 
 def peers(figures: Figures) -> str:
@@ -175,6 +175,27 @@ def object_stores(figures: Figures) -> str:
     return table(["client", *head], rows)
 
 
+def utilization(figures: Figures) -> str:
+    """How much of the time nodes train on the engine over two links, and how many starts are mixed in time."""
+    rows: dict[str, dict[float, Figures]] = {}
+    for row in entries(figures, "engine"):
+        rows.setdefault(str(row["algorithm"]), {})[float(str(row["link_mbit"]))] = row
+    links = sorted({link for by_link in rows.values() for link in by_link}, reverse=True)
+    head = [cell for link in links for cell in (f"trains at {link:.0f} Mbit/s", "mixed in time")]
+    shown = [
+        [name, *(cell for link in links for cell in trained_and_mixed(by_link.get(link, {})))]
+        for name, by_link in rows.items()
+        if not name.startswith("DiLoCo overlapped")
+    ]
+    return table(["", *head], shown)
+
+
+def trained_and_mixed(row: Figures) -> tuple[str, str]:
+    """A row's share of time in training, and of starts mixed; DiLoCo mixes none."""
+    mixed = "" if str(row.get("algorithm")).startswith("DiLoCo") else percent(row, "mixed", 0)
+    return f"{number(row, 'utilization', 0)} %", mixed
+
+
 def gib(figures: Figures, name: str) -> str:
     """A number of bytes in GiB."""
     value = figures.get(name)
@@ -189,6 +210,7 @@ RENDERERS: dict[str, Callable[[Figures], str]] = {
     "storm": failures,
     "peers": peers,
     "object_stores": object_stores,
+    "utilization": utilization,
 }
 
 
@@ -213,7 +235,19 @@ def carry(rows: Sequence[Figures]) -> str:
     return carry_table(rows) + "\n"
 
 
-STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {"codecs": codecs, "outer": outer, "carry": carry}
+def gossip(rows: Sequence[Figures]) -> str:
+    """Held-out loss of what mixes less than DiLoCo."""
+    from benchmarks.quality.gossip import table as gossip_table
+
+    return gossip_table(rows) + "\n"
+
+
+STUDIES: dict[str, Callable[[Sequence[Figures]], str]] = {
+    "codecs": codecs,
+    "outer": outer,
+    "carry": carry,
+    "gossip": gossip,
+}
 
 
 def rendered(name: str) -> str:

@@ -83,7 +83,7 @@ def test_a_threshold_is_a_number_from_zero(threshold):
 def test_presets_are_what_their_papers_call_so():
     assert FactoredGossip.global_m1().mix2 == Nothing() and not FactoredGossip.global_m1().blocking
     local = FactoredGossip.global_m1_local_m2()
-    assert (local.mix1, local.mix2, local.mix2_on, local.blocking) == (All(), Pair(), SENSITIVE, True)
+    assert (local.mix1, local.mix2, local.mix2_on, local.blocking) == (All(), Peers(3), SENSITIVE, True)
     noloco = FactoredGossip.noloco()
     assert (noloco.sync_every, noloco.outer, noloco.pull) == (50, HeavyBall(0.7, 0.5, 0.0), "gradient")
 
