@@ -94,6 +94,7 @@ def variants(sync_every: int = SYNC_EVERY) -> dict[str, FactoredGossip | None]:
         DILOCO: replace(everything, mix2=everything.mix1),
         "GlobalM1LocalM2": replace(sensitive, mix2=Pair()),
         "GlobalM1LocalM2, three peers": sensitive,
+        "GlobalM1LocalM2, three peers on all": replace(sensitive, mix2_on=()),
         "GlobalM1": everything,
         "NoLoCo": FactoredGossip.noloco(sync_every, **exact),
     }

@@ -2,7 +2,8 @@
 
 Beat n-1 stays until n+1 exists, so a listing that lags never shows a living node as gone. A start continues after the
 highest beat found under the node's name, and goes ahead of what an older process of that name left: its last write
-may land late. Beats that landed after they were replaced, because whoever wrote them believed them lost, are removed.
+may land late. Beats that landed although whoever wrote them believed them lost, or was interrupted, count as written
+once a listing shows them, and are removed when they are replaced.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,9 +45,12 @@ class Lease:
         lease = LeaseKey(host.node, number, state, self._local_step(), host.incarnation)
         await host.mailbox.put(lease.path, lease_body(host.framework))
         self._board.own_beat(lease)
-        self._written.append(lease)
+        await self._wrote([lease])
+
+    async def _wrote(self, leases: Iterable[LeaseKey]) -> None:
+        self._written = sorted({*self._written, *leases}, key=lambda lease: lease.beat)
         while len(self._written) > BEATS_KEPT:
-            await host.mailbox.delete(self._written.pop(0).path)
+            await self._board.host.mailbox.delete(self._written.pop(0).path)
 
     def passed(self, keys: Iterable[LiveKey]) -> bool:
         """Whether another incarnation of this node beats ahead, and a beat is due; if it comes past again, it lives.
@@ -74,10 +78,12 @@ class Lease:
         return bool(ahead)
 
     async def drop_late(self) -> None:
-        """Delete this node's beats that landed after they were replaced."""
+        """Take in this node's beats that landed unknown to it, and delete what is older than those kept."""
         host, kept = self._board.host, self._written[0].beat if self._written else 0
-        for key in self._board.leases:
-            if key.node == host.node and key.beat < kept:
+        own = [key for key in self._board.leases if key.node == host.node]
+        await self._wrote(key for key in own if key.tag == host.incarnation and kept <= key.beat < self._number)
+        for key in own:
+            if key.beat < kept:
                 await host.mailbox.delete(key.path)
 
     async def bury(self) -> None:

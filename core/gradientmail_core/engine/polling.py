@@ -2,7 +2,8 @@
 
 A commit is expected one interval after the last; asked for then, and again after growing gaps of at most a
 quarter of the cycle, the first a sixteenth. Where the prediction is too short, gaps go on growing with the time
-that the commit is late, and a late commit costs questions as the logarithm of that time. Before any interval is
+that the commit is late, and a late commit costs questions as the logarithm of that time. A node that has published
+asks a beat period later at the latest, for a prediction made of one long outage is too long. Before any interval is
 known, at growing gaps of at most a second from this node's own snapshot on. While nothing is due, nothing is asked:
 the regular listing of ``live/`` brings the rest.
 """
@@ -64,9 +65,14 @@ def probable_commit(now: float, asked_at: float, interval: float | None) -> floa
 
 
 def commit_expected_at(head: Head, published_at: float | None, period: float) -> float:
-    """When to ask first for the commit after ``head``."""
+    """When to ask first for the commit after ``head``.
+
+    At most a beat period after this node's own snapshot, whatever is predicted: after an outage it would be as long
+    again, although the round may close as soon as everybody has published.
+    """
     if head.asked_after is not None:
-        return head.seen + head.asked_after
+        expected_at = head.seen + head.asked_after
+        return expected_at if published_at is None else min(expected_at, max(published_at, head.seen) + period)
     return published_at + UNKNOWN_FIRST_GAP if published_at is not None else head.seen + period
 
 

@@ -1,5 +1,6 @@
 """A node's own beats: growing, removed once replaced, ahead of whatever an older process of its name left."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -64,6 +65,30 @@ def test_a_beat_that_landed_after_it_was_replaced_does_not_stay() -> None:
         await place.mailbox.put(LeaseKey("a", 1, "t", 7, board.host.incarnation).path, b"{}")
         board.listed(listed(place))
         await lease.drop_late()
+        assert numbers(place) == [2, 3]
+
+    with_lease(main)
+
+
+def test_a_beat_that_landed_although_it_was_interrupted_goes_when_it_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(place: Place, board: Board, lease: Lease) -> None:
+        put = place.mailbox.put
+
+        async def interrupted(key: str, body: bytes) -> None:
+            await put(key, body)
+            raise asyncio.CancelledError
+
+        await lease.beat("j")
+        with monkeypatch.context() as patch, pytest.raises(asyncio.CancelledError):
+            patch.setattr(place.mailbox, "put", interrupted)
+            await lease.beat("j")
+        await lease.beat("t")
+        board.listed(listed(place))
+        await lease.drop_late()
+        assert numbers(place) == [1, 2]
+        await lease.beat("t")
         assert numbers(place) == [2, 3]
 
     with_lease(main)

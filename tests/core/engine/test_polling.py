@@ -70,6 +70,13 @@ def test_a_commit_is_expected_one_interval_after_the_last() -> None:
     assert commit_expected_at(head, 55.0, 20.0) == 60.0
 
 
+def test_after_an_outage_it_is_expected_soon_after_the_own_snapshot_although_the_last_took_long() -> None:
+    head = first_head(RUN, now=50.0, interval=600.0)
+    assert commit_expected_at(head, None, 20.0) == 650.0
+    assert commit_expected_at(head, 55.0, 20.0) == 75.0
+    assert commit_expected_at(head, 45.0, 20.0) == 70.0
+
+
 def test_in_the_first_cycle_it_is_expected_soon_after_the_own_snapshot() -> None:
     head = first_head(RUN, now=50.0)
     assert commit_expected_at(head, 55.0, 20.0) == pytest.approx(55.1)
