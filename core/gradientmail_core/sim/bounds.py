@@ -22,6 +22,7 @@ SWEPT_SECONDS = 10.0
 UNPINNED_SECONDS = 26.0
 QUESTIONS_AT_ONCE = 60
 QUESTIONS_PER_ROUND = 8
+QUESTIONS_PER_ROUND_STANDING = 8
 QUESTIONS_PER_SECOND = 2
 
 
@@ -87,7 +88,8 @@ def _many_beats(found: Found) -> Iterator[str]:
 class Stretch:
     """A stretch of calm: its seconds, beat period and living nodes, and the rounds committed in it.
 
-    ``counting`` says that nodes list who has published before they do (``follow=n``).
+    ``counting`` says that nodes list who has published before they do (``follow=n``), ``standing`` that they train only
+    so many steps before they wait for a commit (``overlap_steps``).
     """
 
     seconds: float
@@ -96,17 +98,20 @@ class Stretch:
     rounds: int
     fragments: int
     counting: bool = False
+    standing: bool = False
 
 
 def allowed(calm: Stretch) -> Traffic:
     """What all nodes together may ask in a stretch of calm.
 
     A node asks at gaps that grow, to a second or a quarter of a cycle: a round costs it questions as the logarithm of
-    its wait, and a long wait one or two a second.
+    its wait, and a long wait one or two a second. One that stands still meanwhile asks more closely, and a closer that
+    stands asks for every snapshot.
     """
     beats = calm.nodes * (calm.seconds / calm.period + 2)
     rounds = calm.rounds + calm.fragments
-    asking = QUESTIONS_AT_ONCE + QUESTIONS_PER_ROUND * rounds + QUESTIONS_PER_SECOND * calm.fragments * calm.seconds
+    per_round = QUESTIONS_PER_ROUND + QUESTIONS_PER_ROUND_STANDING * calm.standing
+    asking = QUESTIONS_AT_ONCE + per_round * rounds + QUESTIONS_PER_SECOND * calm.fragments * calm.seconds
     return Traffic(
         gets=int(calm.nodes * asking),
         puts=int(beats + rounds * (calm.nodes + SECTIONS_MOST + 2)),

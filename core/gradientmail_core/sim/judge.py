@@ -282,7 +282,8 @@ class Judge:
     def _check_budget(self, stage: Stage, seconds: float, rounds: int, asked: Traffic) -> None:
         living, counting = stage.living(), self._settings.follow not in (None, False)
         period = min((node.timeouts.period for node in living), default=1.0)
-        calm = Stretch(seconds, period, len(living), rounds, self._fragments, counting)
+        standing = self._settings.overlap_steps is not None
+        calm = Stretch(seconds, period, len(living), rounds, self._fragments, counting, standing)
         for what in overspent(asked, allowed(calm)):
             self.violated(what)
 

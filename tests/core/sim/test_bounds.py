@@ -73,3 +73,5 @@ def test_the_budget_grows_with_time_rounds_and_nodes_and_with_nothing_else() -> 
     for more in (replace(stretch, seconds=40.0), replace(stretch, rounds=16), replace(stretch, nodes=6)):
         assert all(getattr(allowed(more), kind) >= getattr(may, kind) for kind in ("gets", "puts", "lists"))
         assert allowed(more).puts > may.puts
+    standing = allowed(replace(stretch, standing=True))
+    assert standing.gets > may.gets and (standing.puts, standing.lists) == (may.puts, may.lists)
