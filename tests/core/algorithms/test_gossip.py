@@ -14,7 +14,7 @@ from gradientmail_core.algorithms.gossip import (
     selection,
     with_state,
 )
-from gradientmail_core.algorithms.mixing import All, Nothing, Pair, Peers
+from gradientmail_core.algorithms.mixing import All, Nothing, Peers
 from gradientmail_core.algorithms.outer import SGD, HeavyBall
 from gradientmail_core.algorithms.partition import ByBytes
 from gradientmail_core.errors import ConfigurationError
