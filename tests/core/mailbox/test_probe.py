@@ -122,6 +122,6 @@ def test_more_handles_take_part_in_the_race() -> None:
             return await super().create(key, body)
 
     first, second = Counted(), Counted()
-    second._objects, second._keys = first._objects, first._keys
+    second._objects, second._keys, second._listing = first._objects, first._keys, first._listing
     assert asyncio.run(probe_store(first, second, contenders=4)).store == "atomic"
     assert Counted.creates == 5
