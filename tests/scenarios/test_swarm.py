@@ -219,6 +219,11 @@ def test_schedule_that_found_a_defect(found: str) -> None:
     assert play(FOUND[found]).violations == (), found
 
 
+@pytest.mark.parametrize("seed", [144, 221, 287, 408, 433, 670, 1182, 4775, 5600, 7072, 8336])
+def test_seed_that_found_a_defect(seed: int) -> None:
+    assert play(scenario(seed)).violations == ()
+
+
 @pytest.mark.parametrize("seed", range(1000, 1030))
 def test_seed(seed: int) -> None:
     verdict = play(scenario(seed))
