@@ -131,30 +131,28 @@ def peers(figures: Figures) -> str:
         "ours_in_memory": "this library, all in memory",
         "ours_judged": "this library, from the last arrival",
     }
-    columns = {"seconds": "seconds", "first_seconds": "first round"}
-    timed = [name for name in columns if name in inner(figures, "ours")]
     rows = [
         [
             title,
-            *(number(inner(figures, name), column, 2) for column in timed),
-            gib(inner(figures, name), "peak_bytes"),
-            gib(inner(figures, name), "extra_bytes"),
+            *(number(inner(figures, name), column, 2) for column in ("first_seconds", "seconds")),
+            *(gib(inner(figures, name), column) for column in ("peak_bytes", "extra_bytes")),
         ]
         for name, title in named.items()
-        if name in figures
     ]
-    said = {"ours": "", "ours_in_memory": "all in memory ", "ours_judged": "from the last arrival "}
-    ratios = [how + times_less(inner(figures, f"{name}_ratios")) for name, how in said.items() if name in figures]
+    said = {"ours": "", "ours_in_memory": "All in memory ", "ours_judged": "From the last arrival "}
+    ratios = [how + times_less(inner(figures, f"{name}_ratios")) for name, how in said.items()]
+    head = ["", "first round, s", "later rounds, s", "peak, GiB", "of it beyond the inputs, GiB"]
     return (
-        table(["", *(columns[name] for name in timed), "peak, GiB", "of it beyond the inputs, GiB"], rows)
-        + f"\n{'; '.join(ratios)}. "
+        f"{table(head, rows)}\n{' '.join(ratios)} "
         f"{number(figures, 'mi', 0)} Mi parameters, two cores at a load of {number(figures, 'load', 1)}.\n"
     )
 
 
 def times_less(ratios: Figures) -> str:
     """Seconds and memory of the peer over ours, in words."""
-    return f"{number(ratios, 'seconds', 1)} times faster with {number(ratios, 'peak_bytes', 1)} times less memory"
+    first, later = (number(ratios, name, 1) for name in ("first_seconds", "seconds"))
+    memory = number(ratios, "peak_bytes", 1)
+    return f"{first} times faster in the first round, {later} times in later ones, with {memory} times less memory."
 
 
 def object_stores(figures: Figures) -> str:
@@ -196,6 +194,33 @@ def trained_and_mixed(row: Figures) -> tuple[str, str]:
     return f"{number(row, 'utilization', 0)} %", mixed
 
 
+def thousand(figures: Figures) -> str:
+    """What an hour of a thousand nodes took, and what came of it, as a sentence."""
+    run, seconds = inner(figures, "figures"), figures["wall_seconds"]
+    assert isinstance(seconds, int | float)
+    merged = percent({"share": _over(run, "tokens_merged", "tokens_trained")}, "share", 0)
+    asked = number({"each": _over(run, "requests_per_day", "nodes")}, "each", 0)
+    return (
+        f"took {int(seconds / 60)} min {seconds % 60:.0f} s ({number(figures, 'cpu_seconds', 0)} s of CPU time; "
+        f"{figures['machine']}) and {gib({'peak': _kib(figures)}, 'peak')} GiB at most: "
+        f"{number(run, 'faults', 0)} crashes and returns, {number(run, 'rounds', 0)} rounds of "
+        f"{number(run, 'participants', 0)} participants on average, {percent(run, 'goodput')} of node time trained, "
+        f"{merged} of trained tokens merged, {asked} requests a node and day.\n"
+    )
+
+
+def _over(figures: Figures, part: str, whole: str) -> float:
+    over, under = figures[part], figures[whole]
+    assert isinstance(over, int | float) and isinstance(under, int | float)
+    return over / under
+
+
+def _kib(figures: Figures) -> float:
+    kib = figures["peak_rss_kib"]
+    assert isinstance(kib, int | float)
+    return 1024 * kib
+
+
 def gib(figures: Figures, name: str) -> str:
     """A number of bytes in GiB."""
     value = figures.get(name)
@@ -211,6 +236,7 @@ RENDERERS: dict[str, Callable[[Figures], str]] = {
     "peers": peers,
     "object_stores": object_stores,
     "utilization": utilization,
+    "thousand": thousand,
 }
 
 

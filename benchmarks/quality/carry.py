@@ -14,7 +14,6 @@ as the fastest.
     python -m benchmarks.quality.carry table            the table, from the log alone
 """
 
-import argparse
 import dataclasses
 import platform
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.quality.log import append, missing, path_of, read
+from benchmarks.quality.command import Study
 from benchmarks.quality.tables import difference
 from benchmarks.quality.trial import HELD_OUT_WINDOWS, Node, Trial, corpus, text_digest
 from benchmarks.utilization import Link
@@ -185,7 +184,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
             place = found[trial["sync_every"], tuple(trial["speeds"])]
             place.setdefault(trial["variant"], {})[trial["seed"]] = row
     lines = [
-        "| H | speeds | one node alone | `Overwrite` | `Carry`, rebase | difference | dropped | dropped | seeds |",
+        "| H | speeds | one node alone | `Overwrite` | `Carry` | difference | dropped | dropped, `Carry` | seeds |",
         "|--:|---|--:|--:|--:|--:|--:|--:|--:|",
         *(_line(interval, speeds, sides, alone) for (interval, speeds), sides in sorted(found.items(), key=_place)),
     ]
@@ -221,43 +220,11 @@ def _line(
     return f"| {' | '.join(cells)} |"
 
 
-def plan() -> None:
-    """Say what is left, by the time of a few steps of one node."""
-    torch.set_num_threads(1)
-    node = Node(next(trials()).inner, 0)
-    started = time.process_time()
-    for _ in range(20):
-        node.step()
-    each = (time.process_time() - started) / 20
-    left = missing(trials(), read(path_of(STUDY)))
-    steps = sum(trial.node_steps for trial in left)
-    print(f"{len(left)} trials, {steps} node steps of {1000 * each:.1f} ms: {steps * each / 60:.0f} min of one core")
-
-
-def work(limit: int | None) -> None:
-    """Run the trials that have no row yet, in the order of the plan."""
-    left = missing(trials(), read(path_of(STUDY)))
-    for number, trial in enumerate(left[:limit], 1):
-        row = run(trial)
-        append(path_of(STUDY), row)
-        shown = {name: row[name] for name in ("loss", "merged", "dropped", "cpu_seconds") if name in row}
-        print(f"{number}/{len(left)} {trial.variant} H={trial.sync_every} {trial.speeds}: {shown}", flush=True)
-
-
-def main() -> None:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("plan", "run", "table"))
-    parser.add_argument("--limit", type=int, help="end after so many trials")
-    options = parser.parse_args()
-    match options.command:
-        case "plan":
-            plan()
-        case "run":
-            work(options.limit)
-        case _:
-            print(table(read(path_of(STUDY))))
+def told(trial: CarryTrial, row: Mapping[str, Any]) -> str:
+    """What came of a trial, in a line."""
+    shown = {name: row[name] for name in ("loss", "merged", "dropped", "cpu_seconds") if name in row}
+    return f"{trial.variant} H={trial.sync_every} {trial.speeds}: {shown}"
 
 
 if __name__ == "__main__":
-    main()
+    Study(STUDY, trials, run, told, table).main(__doc__)

@@ -11,7 +11,6 @@ nodes' parameters; beside them stand what the nodes' own models lose on average,
     python -m benchmarks.quality.gossip smoke           every variant for two short rounds, written nowhere
 """
 
-import argparse
 import dataclasses
 import itertools
 import time
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.quality.log import append, missing, path_of, read
+from benchmarks.quality.command import Study
 from benchmarks.quality.tables import difference
 from benchmarks.quality.trial import HELD_OUT_WINDOWS, Node, Trial, corpus, text_digest
 from gradientmail_core.adapters.torch import TorchModel
@@ -43,7 +42,6 @@ SEEDS = (0, 1, 2)
 NODES, STEPS, SYNC_EVERY = 8, 1000, 50
 EVALUATIONS = 4
 PROBED_WINDOWS = 8
-TIMED_STEPS = 20
 SYNC_DP, DILOCO = "Sync-DP", "DiLoCo"
 
 
@@ -297,45 +295,10 @@ def smoke() -> list[dict[str, object]]:
     return rows
 
 
-def plan() -> None:
-    """Say what is left, by the time of a few steps of one node."""
-    torch.set_num_threads(1)
-    node = Node(next(trials()).inner, 0)
-    node.step()
-    started = time.process_time()
-    for _ in range(TIMED_STEPS):
-        node.step()
-    each = (time.process_time() - started) / TIMED_STEPS
-    left = missing(trials(), read(path_of(STUDY)))
-    steps = sum(trial.node_steps for trial in left)
-    print(f"{len(left)} trials, {steps} node steps of {1000 * each:.0f} ms: {steps * each / 3600:.1f} h of one core")
-
-
-def work(limit: int | None) -> None:
-    """Run the trials that have no row yet, in the order of the plan."""
-    left = missing(trials(), read(path_of(STUDY)))
-    for number, trial in enumerate(left[:limit], 1):
-        row = run(trial)
-        append(path_of(STUDY), row)
-        print(f"{number}/{len(left)} {trial.variant} seed={trial.seed}: {row['losses']}", flush=True)
-
-
-def main() -> None:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("plan", "run", "table", "smoke"))
-    parser.add_argument("--limit", type=int, help="end after so many trials")
-    options = parser.parse_args()
-    match options.command:
-        case "plan":
-            plan()
-        case "run":
-            work(options.limit)
-        case "table":
-            print(table(read(path_of(STUDY))))
-        case _:
-            print(table(smoke()))
+def told(trial: GossipTrial, row: Mapping[str, Any]) -> str:
+    """What came of a trial, in a line."""
+    return f"{trial.variant} seed={trial.seed}: {row['losses']}"
 
 
 if __name__ == "__main__":
-    main()
+    Study(STUDY, trials, run, told, table, {"smoke": lambda: table(smoke())}).main(__doc__)

@@ -12,7 +12,7 @@ import gradientmail_core as gm
 def test_every_name_is_there() -> None:
     assert all(hasattr(gm, name) for name in gm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'S4Mailbox'"):
-        _ = gm.S4Mailbox  # type: ignore[attr-defined]
+        _ = gm.S4Mailbox  # type: ignore[attr-defined]  # a wrong name on purpose
 
 
 def test_an_object_store_is_loaded_when_it_is_asked_for() -> None:

@@ -4,10 +4,6 @@ What it had is compared, bit for bit, with a node that never stopped. One first 
 SIGKILL as soon as a hand-off lies in the mailbox; the others end by an exception.
 """
 
-import signal
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +13,13 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import HandedOff, RunResumed, StateOmitted
 from gradientmail_hf import GradientMailCallback
+from tests.handing import ALONE, Handover, await_the_end, killed
 from tests.hf.nodes import Sized, Stream, fit, llama
 
-ALONE = DiLoCo(sync_every=4, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=1, delta_codec="F32")
 EVERY, STEPS = 6, 20
-HANDED = "handed"
 
 
 def node(folder: Path, **options: Any) -> GradientMailCallback:
@@ -42,26 +36,18 @@ class Wait(TrainerCallback):
     """Ends a training once its hand-off lies in the mailbox, one step later."""
 
     def __init__(self, end: Any) -> None:
-        self.end, self.handed = end, threading.Event()
-
-    def heard(self, event: Any) -> None:
-        if isinstance(event, HandedOff):
-            self.handed.set()
+        self.end, self.handover = end, Handover()
+        self.heard = self.handover.heard
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if state.global_step > EVERY:
-            self.handed.wait(60)
+            self.handover.wait()
             self.end()
 
 
 def first_life(folder: str) -> None:
     """Train until the first hand-off is in the mailbox, say so, and wait to be killed."""
-
-    def end() -> None:
-        print(HANDED, flush=True)
-        threading.Event().wait(60)
-
-    wait = Wait(end)
+    wait = Wait(await_the_end)
     fit(folder, [node(Path(folder), callbacks=[wait.heard]), wait], dropping(0), max_steps=STEPS)
 
 
@@ -72,12 +58,8 @@ def same(one: Any, other: Any) -> bool:
 
 def test_killed_and_started_elsewhere_with_an_empty_folder_a_node_ends_on_the_bits_of_one_that_never_stopped(tmp_path):
     program = f"from tests.hf.test_handing import first_life; first_life({str(tmp_path / 'broken')!r})"
-    life = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert life.stdout is not None
-    straight = fit(tmp_path / "whole", node(tmp_path / "whole"), dropping(0), max_steps=STEPS)
-    assert any(HANDED in line for line in life.stdout)
-    life.send_signal(signal.SIGKILL)
-    life.wait()
+    with killed(program):
+        straight = fit(tmp_path / "whole", node(tmp_path / "whole"), dropping(0), max_steps=STEPS)
 
     events: list[Any] = []
     again = fit(tmp_path / "empty", node(tmp_path / "broken", callbacks=[events.append]), dropping(99), max_steps=STEPS)

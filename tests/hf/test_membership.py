@@ -13,7 +13,7 @@ from tests.sessions import RecordingSession
 class Following(Alone):
     """A process that does not lead, and whose leader always answers ``word``."""
 
-    leads = False  # type: ignore[misc]
+    leads = False  # type: ignore[misc]  # a property of the base
     word = 0
 
     def run(self, work):

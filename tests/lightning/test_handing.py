@@ -4,10 +4,6 @@ Its first life is a process of its own, ended by SIGKILL as soon as a hand-off l
 compared, bit for bit, with a node that never stopped.
 """
 
-import signal
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.events import HandedOff, RunResumed, StateOmitted
+from tests.handing import ALONE, Handover, await_the_end, killed
 from tests.lightning.nodes import batches, namespace
 
-ALONE = DiLoCo(sync_every=4, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=1, delta_codec="F32")
 EVERY, EPOCHS, BATCHES = 6, 3, 8
-HANDED = "handed"
 
 
 def module_for(pl: Any, seed: int, read: list[Any]) -> Any:
@@ -57,36 +51,27 @@ def train(pl: Any, folder: Path, module: Any, loader: Any = None, trainer: Any =
 
 def first_life(folder: str) -> None:
     """Train until the first hand-off is in the mailbox, say so, and wait to be killed."""
-    pl, handed = namespace("lightning.pytorch"), threading.Event()
+    pl, handover = namespace("lightning.pytorch"), Handover()
 
-    class Wait(pl.pl.Callback):  # type: ignore[misc,name-defined]
+    class Wait(pl.pl.Callback):  # type: ignore[misc,name-defined]  # of whichever namespace
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step > EVERY:
-                handed.wait(60)
-                print(HANDED, flush=True)
-                threading.Event().wait(60)
-
-    def heard(event: Any) -> None:
-        if isinstance(event, HandedOff):
-            handed.set()
+                handover.wait()
+                await_the_end()
 
     pl.pl.seed_everything(1, verbose=False)
-    train(pl, Path(folder), module_for(pl, 0, []), callbacks=[heard], trainer={"callbacks": [Wait()]})
+    train(pl, Path(folder), module_for(pl, 0, []), callbacks=[handover.heard], trainer={"callbacks": [Wait()]})
 
 
 def test_killed_and_started_elsewhere_with_an_empty_folder_a_node_ends_on_the_bits_of_one_that_never_stopped(
     lightning, tmp_path
 ):
     program = f"from tests.lightning.test_handing import first_life; first_life({str(tmp_path / 'broken')!r})"
-    life = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert life.stdout is not None
     whole: list[Any] = []
-    lightning.pl.seed_everything(1, verbose=False)
-    straight = module_for(lightning, 0, whole)
-    train(lightning, tmp_path / "whole", straight)
-    assert any(HANDED in line for line in life.stdout)
-    life.send_signal(signal.SIGKILL)
-    life.wait()
+    with killed(program):
+        lightning.pl.seed_everything(1, verbose=False)
+        straight = module_for(lightning, 0, whole)
+        train(lightning, tmp_path / "whole", straight)
 
     rest, events = list[Any](), list[Any]()
     lightning.pl.seed_everything(1, verbose=False)

@@ -103,7 +103,7 @@ def torch_node(options: dict[str, Any], stop: Stop) -> tuple[Any, Callable[[], f
             lease_timeout=LEASE_SECONDS,
             callbacks=(stop,),
         )
-        Trainer(model, args, train_dataset=data, callbacks=[callback, Ending()]).train()  # type: ignore[arg-type]
+        Trainer(model, args, train_dataset=data, callbacks=[callback, Ending()]).train()  # type: ignore[arg-type]  # a small model
         assert not any(name == "mlx" or name.startswith("mlx.") for name in sys.modules)
 
     return model, loss, train

@@ -25,7 +25,7 @@ def tiny_llama(seed: int = 0) -> Any:
     return model
 
 
-class Bigram(nn.Module):  # type: ignore[misc]
+class Bigram(nn.Module):  # type: ignore[misc]  # mlx leaves it untyped
     """The smallest model there is, for tests that compile: each kernel costs a second on a CPU."""
 
     def __init__(self) -> None:
@@ -129,9 +129,9 @@ class Node:
     @property
     def file(self) -> dict[str, Any]:
         """What mlx-lm wrote at the end."""
-        return dict(mx.load(self.args.adapter_file))  # type: ignore[arg-type]
+        return dict(mx.load(self.args.adapter_file))  # type: ignore[arg-type]  # mlx types what any file may hold
 
     @property
     def tensors(self) -> dict[str, Any]:
         """The model's parameters as they are."""
-        return dict(self.session.model.keep())  # type: ignore[attr-defined]
+        return dict(self.session.model.keep())  # type: ignore[attr-defined]  # of the MLX adapter

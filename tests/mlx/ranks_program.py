@@ -66,7 +66,7 @@ def trained(out: Path, mailbox: str, *, refuse: bool = False) -> dict[str, Any]:
         algorithm=gm.DiLoCo(sync_every=4, fragments=2, overlap_steps=0, follow=False, global_batch_size=6),
     )
     if refuse and rank == 0:
-        session.step = lambda samples=1: bool(1 // 0)  # type: ignore[method-assign]
+        session.step = lambda samples=1: bool(1 // 0)  # type: ignore[method-assign]  # to fail on purpose
     try:
         given: dict[str, Any] = {"args": node.args, "iterate_batches": seen, "training_callback": reports}
         train(node.model, node.optimizer, counting(), counting(8), **given, session=session, evaluate="global")

@@ -6,10 +6,6 @@ compared, bit for bit, with a node that never stopped.
 
 # ruff: noqa: E402  # what follows the skip needs mlx
 
-import signal
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +20,14 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx_lm.tuner import trainer as stock
 
-import gradientmail_core as gm
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.events import HandedOff, RunResumed
+from gradientmail_core.events import RunResumed
 from gradientmail_mlx import train
 from gradientmail_mlx.handing import Place
+from tests.handing import ALONE, Handover, await_the_end, killed
 from tests.mlx.nodes import Bigram, Node, Reports, Seen, counting
 
-ALONE = gm.DiLoCo(
-    sync_every=4, fragments=1, in_flight=1, overlap_steps=0, follow=False, quorum_size=1, delta_codec="F32"
-)
 EVERY, ITERS = 6, 20
-HANDED = "handed"
 
 
 class Dropping(Bigram):
@@ -70,26 +62,18 @@ class Wait(Reports):
 
     def __init__(self, end: Any) -> None:
         super().__init__()
-        self.end, self.handed = end, threading.Event()
-
-    def heard(self, event: Any) -> None:
-        if isinstance(event, HandedOff):
-            self.handed.set()
+        self.end, self.handover = end, Handover()
+        self.heard = self.handover.heard
 
     def on_train_loss_report(self, info: dict[str, Any]) -> None:
         if info["iteration"] > EVERY:
-            self.handed.wait(60)
+            self.handover.wait()
             self.end()
 
 
 def first_life(folder: str) -> None:
     """Train until the first hand-off is in the mailbox, say so, and wait to be killed."""
-
-    def end() -> None:
-        print(HANDED, flush=True)
-        threading.Event().wait(60)
-
-    wait = Wait(end)
+    wait = Wait(await_the_end)
     trained(Path(folder), 0, wait, callbacks=[wait.heard])
 
 
@@ -107,12 +91,8 @@ def goes_on_in(broken: Path, whole: tuple[Node, Seen], **options: Any) -> list[A
 
 def test_killed_and_started_elsewhere_with_an_empty_folder_a_node_ends_on_the_bits_of_one_that_never_stopped(tmp_path):
     program = f"from tests.mlx.test_handing import first_life; first_life({str(tmp_path / 'broken')!r})"
-    life = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert life.stdout is not None
-    whole = trained(tmp_path / "whole", 0)
-    assert any(HANDED in line for line in life.stdout)
-    life.send_signal(signal.SIGKILL)
-    life.wait()
+    with killed(program):
+        whole = trained(tmp_path / "whole", 0)
     events = goes_on_in(tmp_path / "broken", whole)
     assert [event.step for event in events if isinstance(event, RunResumed)] == [EVERY]
 

@@ -192,7 +192,7 @@ def killed_at(write: int, before: bool) -> str:
     async def main(place: Place) -> str:
         settings = replace(QUICK, fragments=1)
         victim = place.launch("a", settings=settings, steps=10**6, min_nodes=2)
-        dying = Dying(victim.mailbox, write, before)  # type: ignore[arg-type]
+        dying = Dying(victim.mailbox, write, before)  # type: ignore[arg-type]  # a mailbox with one write more
         victim.mailbox = dying
         other = place.launch("b", settings=settings, steps=10**6, role="learner", min_nodes=2)
         await asyncio.sleep(6.5)

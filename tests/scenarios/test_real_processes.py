@@ -64,7 +64,7 @@ class Fleet:
     def result(self, name: str) -> dict[str, Any]:
         output, _ = self.processes[name].communicate(timeout=PATIENCE)
         assert self.processes[name].returncode == 0, output
-        return json.loads(output.strip().splitlines()[-1])  # type: ignore[no-any-return]
+        return json.loads(output.strip().splitlines()[-1])  # type: ignore[no-any-return]  # as the program printed it
 
     def committed_digest(self, versions: list[int]) -> str:
         """The digest a model has that holds exactly these committed versions."""
@@ -83,7 +83,7 @@ class Fleet:
         for layout, version in zip(layouts, versions, strict=True):
             record = records[version * len(layouts) + layout.fragment]
             values = await parameters(Source(self.mailbox, loop, manifest, layout), version, record.sections)
-            adapter.write(layout, values)  # type: ignore[arg-type]
+            adapter.write(layout, values)  # type: ignore[arg-type]  # as the store gave it
         return parameters_digest(module)
 
     def assert_on_committed_bytes(self, name: str) -> None:

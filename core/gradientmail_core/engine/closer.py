@@ -18,7 +18,7 @@ from gradientmail_core.engine.closing import (
     put_sections,
     round_record,
 )
-from gradientmail_core.engine.election import next_closer, rendezvous
+from gradientmail_core.engine.election import next_closer, next_of_all
 from gradientmail_core.engine.fetching import LISTING, Fetches, asked_for
 from gradientmail_core.engine.gathering import (
     Accepted,
@@ -329,18 +329,12 @@ class Closer(ChainView):
     def _next_closer(self) -> str:
         if self._run.manifest.store == "none":
             return self._run.manifest.closers[self.head.fragment]
-        board, run, me, live = self._board, self._run, self._host.node, self._board.live_closers()
-        if run.one_closer and me in live and not board.leaving:
-            named = {me, *board.closers.values()}.intersection(live)  # two may have taken over from one dead node
-            return rendezvous(run.id, 0, sorted(named))[0]
-        return next_closer(
-            me,
-            run=run.id,
-            fragment=0 if run.one_closer else self.head.fragment,
-            closers={0: me} if run.one_closer else board.closers,
-            live=live,
-            leaving=board.leaving,
-        )
+        board, run, me = self._board, self._run, self._host.node
+        live, leaving = board.live_closers(), board.leaving
+        if run.one_closer:
+            return next_of_all(me, run=run.id, closers=board.closers, live=live, leaving=leaving)
+        fragment = self.head.fragment
+        return next_closer(me, run=run.id, fragment=fragment, closers=board.closers, live=live, leaving=leaving)
 
     def _outer_layout(self) -> FragmentLayout:
         return outer_layout(self.layout, self._run.settings.outer.state_names())

@@ -2,8 +2,9 @@
 
 The committer keeps a fragment unless it is leaving, or holds more than its fair share while another node holds
 less; then the one of those first in rendezvous order gets it. So closing spreads over the nodes, moves when
-they come and go, and never moves without need. All of this is pure: everyone who sees the same nodes names the
-same owner.
+they come and go, and never moves without need. Where one node closes all fragments it keeps them all until it leaves;
+if two have each taken some over from the same dead one, their next records name one of them for all. All of this is
+pure: everyone who sees the same nodes names the same owner.
 """
 
 import hashlib
@@ -43,3 +44,13 @@ def next_closer(
     held = Counter(closers.values())
     free = [node for node in others if held[node] < fair_share]
     return rendezvous(run, fragment, free)[0] if held[me] > fair_share and free else me
+
+
+def next_of_all(me: str, *, run: str, closers: Mapping[int, str], live: Sequence[str], leaving: bool) -> str:
+    """The closer of every fragment that ``me`` names where one node closes all (stores that cannot decide races).
+
+    Arguments as for :func:`next_closer`.
+    """
+    if leaving or me not in live:
+        return rendezvous(run, 0, [node for node in live if node != me] or [me])[0]
+    return rendezvous(run, 0, sorted({me, *closers.values()}.intersection(live)))[0]

@@ -78,7 +78,7 @@ class Fragment(Follower):
         )
         closed = decided.record.node == self._host.node and self._ours is not None
         if published or closed:
-            self._board.counted(merged or closed)
+            self._board.signalled(merged or closed)
         self._board.rollbacks += is_poison(refusal)
         self._hurry(head.fragment, False)
         outcome, counted = await self._outcome(previous, held), self._counted(decided.record)

@@ -26,7 +26,7 @@ from gradientmail_core.protocol.leases import (
     Roster,
     Timeouts,
     absent,
-    counted,
+    census_of,
     evident,
     heard,
     is_alive,
@@ -158,7 +158,7 @@ class Board:
         """Learners a quorum waits for."""
         now = self.host.clock.now()
         if self._census is None or not self._census.holds(self.roster, now):
-            self._census = counted(self.roster, now, self.host.timeouts)
+            self._census = census_of(self.roster, now, self.host.timeouts)
         return self._census.learners
 
     def live_closers(self) -> tuple[str, ...]:
@@ -227,12 +227,12 @@ class Board:
         self.roster = evident(self.roster, nodes, self.host.clock.now())
         self._heard(nodes)
 
-    def counted(self, mine: bool) -> None:
-        """A round is over for which this node published, or which it closed; others saw a sign of life if ``mine``.
+    def signalled(self, seen: bool) -> None:
+        """A round is over for which this node published, or which it closed; a sign of life for others if ``seen``.
 
         Who goes by what nobody counts, late or refused, would be taken for dead.
         """
-        if mine:
+        if seen:
             self.published_at = self.counted_at = self.host.clock.now()
         else:
             self.published_at = self.counted_at

@@ -24,7 +24,7 @@ LEASE_LONGEST = 1024
 _FRAMEWORK = re.compile(r"[a-z0-9_.-]{1,40}\Z", re.ASCII)
 CLOSING: frozenset[LeaseState] = frozenset({"t", "w", "e", "s"})
 _BEAT = attrgetter("beat")
-ROUNDING_SECONDS = 1e-3  # no clock is read more exactly, so no sum of its readings is off by as much
+ROUNDING_SECONDS = 1e-3  # far more than adding clock readings rounds off, far less than any time-out
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Census:
         return self.beats is roster.beats and now < self.until
 
 
-def counted(roster: Roster, now: float, timeouts: Timeouts) -> Census:
+def census_of(roster: Roster, now: float, timeouts: Timeouts) -> Census:
     """The live learners now."""
     learners = live_learners(roster, now, timeouts)
     silent_at = min((roster.seen[node] for node in learners), default=now) + timeouts.lease

@@ -17,10 +17,10 @@ class Position:
         self.at = at
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, 3: (1, [2.5, None, True, "x"])}  # type: ignore[dict-item]
+        return {"at": self.at, 3: (1, [2.5, None, True, "x"])}  # type: ignore[dict-item]  # torch knows such keys, too
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        assert state_dict[3] == (1, [2.5, None, True, "x"])  # type: ignore[index]
+        assert state_dict[3] == (1, [2.5, None, True, "x"])  # type: ignore[index]  # torch knows such keys, too
         self.at = state_dict["at"]
 
 

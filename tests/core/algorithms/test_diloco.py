@@ -107,9 +107,9 @@ def test_settings_at_their_bounds_are_taken(fields: dict[str, Any]) -> None:
 def test_shared_settings_are_plain_json_that_comes_back() -> None:
     shared = DiLoCo(**SHARED).shared_settings()
     assert json.loads(json.dumps(shared, allow_nan=False)) == shared
-    assert outer_from(shared["outer"]) == SGD(0.5)  # type: ignore[arg-type]
-    assert merge_from(shared["merge"]) == WeightedMean()  # type: ignore[arg-type]
-    assert partition_from(shared["partition"]) == Strided()  # type: ignore[arg-type]
+    assert outer_from(shared["outer"]) == SGD(0.5)  # type: ignore[arg-type]  # settings, as JSON
+    assert merge_from(shared["merge"]) == WeightedMean()  # type: ignore[arg-type]  # settings, as JSON
+    assert partition_from(shared["partition"]) == Strided()  # type: ignore[arg-type]  # settings, as JSON
 
 
 def test_every_setting_is_either_shared_or_a_nodes_own() -> None:

@@ -471,7 +471,7 @@ def test_spooled_contributions_merge_to_the_same_bytes() -> None:
         accepted = [judged(body, node, ROUND, HEAD, RUN, spool) for node, body in bodies.items()]
         assert all(isinstance(one, Accepted) for one in accepted)
         assert spool is None or spool.spooled == 3 * 4 * SIZE - (budget or 0)
-        result = merger(RUN, HEAD, np.zeros(SIZE, np.float32), OuterState(()), accepted)  # type: ignore[arg-type]
+        result = merger(RUN, HEAD, np.zeros(SIZE, np.float32), OuterState(()), accepted)  # type: ignore[arg-type]  # all are accepted
         assert result is not None
         results.append(result.theta.tobytes())
     assert results[0] == results[1] == results[2]

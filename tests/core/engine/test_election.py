@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gradientmail_core.engine.election import next_closer, rendezvous
+from gradientmail_core.engine.election import next_closer, next_of_all, rendezvous
 
 NODES = [f"n{number}" for number in range(8)]
 
@@ -95,3 +95,23 @@ def test_commits_spread_closing_and_then_leave_it_alone(fragments: int, nodes: i
     assert max(Counter(closers.values()).values()) <= share
     assert moves[0] == fragments - min(share, fragments)
     assert not any(moves[1:])
+
+
+def of_all(me: str, closers: dict[int, str], live: str, leaving: bool = False) -> str:
+    return next_of_all(me, run="r", closers=closers, live=tuple(live), leaving=leaving)
+
+
+def test_where_one_closes_all_it_keeps_them_however_many_others_live() -> None:
+    for me in "abc":
+        assert of_all(me, dict.fromkeys(range(4), me), "abc") == me
+
+
+def test_two_that_took_over_from_one_dead_closer_name_the_same_node() -> None:
+    closers = {0: "a", 1: "c", 2: "dead"}
+    assert of_all("a", closers, "abc") == of_all("c", closers, "abc") == rendezvous("r", 0, "ac")[0]
+
+
+def test_who_leaves_or_makes_way_for_a_syncer_names_another_if_there_is_one() -> None:
+    assert of_all("a", {0: "a"}, "abc", leaving=True) == rendezvous("r", 0, "bc")[0]
+    assert of_all("a", {0: "a"}, "s") == "s"
+    assert of_all("a", {0: "a"}, "a", leaving=True) == of_all("a", {0: "a"}, "") == "a"

@@ -225,8 +225,8 @@ def test_the_residual_follows_what_became_of_the_snapshot(ending: str, left: boo
         before = residual(found)
         assert before is not None and np.abs(before).max() > 0.05
         second = found.publish(UNEVEN * 2.0)
-        pending = found.chain.feedback.pending.residual.values  # type: ignore[union-attr]
-        refusals = (Refusal("b", INCARNATION, second, ending),) if ending in ("stale", "nonfinite", "outlier") else ()  # type: ignore[arg-type]
+        pending = found.chain.feedback.pending.residual.values  # type: ignore[union-attr]  # it is pending
+        refusals = (Refusal("b", INCARNATION, second, ending),) if ending in ("stale", "nonfinite", "outlier") else ()  # type: ignore[arg-type]  # one of these reasons
         merged = (replace(participant, snapshot=second),) if ending in ("merged", "skipped") else ()
         head = await found.commit(participants=merged, refusals=refusals)
         if ending == "skipped":

@@ -68,7 +68,7 @@ class Mortal(MemoryMailbox):
     def __init__(self, inner: MemoryMailbox, after: int) -> None:
         super().__init__("mortal")
         self._inner, self._left = inner, after
-        self.list, self.get = inner.list, inner.get  # type: ignore[method-assign]
+        self.list, self.get = inner.list, inner.get  # type: ignore[method-assign]  # the rest as it is
 
     def _tick(self) -> None:
         self._left -= 1

@@ -345,7 +345,7 @@ def test_the_base_is_what_the_snapshot_was_trained_from_even_with_a_newer_commit
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
-    bench.learner._model = ArrivesLate(bench.model)  # type: ignore[assignment]
+    bench.learner._model = ArrivesLate(bench.model)  # type: ignore[assignment]  # a model that is late
     original(8)
     (snapshot,) = bench.snapshots
     assert (snapshot.version, snapshot.record) == (0, RUN.digest)

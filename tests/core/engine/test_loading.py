@@ -91,7 +91,7 @@ def test_every_way_to_a_version_gives_its_bytes(codec: str | None, master: str) 
                 assert found.tobytes() == committed, (version, held)
 
     every = 1 if codec is None else 3
-    settings = replace(CHANGES, commit_codec=codec, full_every=every, master_dtype=master)  # type: ignore[arg-type]
+    settings = replace(CHANGES, commit_codec=codec, full_every=every, master_dtype=master)  # type: ignore[arg-type]  # names of settings, as given
     chained(main, settings, "ccvcccvvccc")
 
 

@@ -177,7 +177,7 @@ def test_a_node_that_left_is_buried_and_may_come_back_under_its_name() -> None:
     async def main(place: Place) -> None:
         stays = place.launch("a", settings=QUICK, steps=1200, min_nodes=2)
         leaves = place.launch("b", settings=QUICK, steps=400)
-        await leaves.task  # type: ignore[misc]
+        await leaves.task  # type: ignore[misc]  # it was begun
         await asyncio.sleep(2 * TIMEOUTS.lease)
         assert not place.listed("live/leases/b/"), "buried"
         returned = place.launch("b", settings=QUICK, steps=200)
@@ -261,7 +261,7 @@ def test_another_model_or_run_is_refused_before_anything_is_trained() -> None:
 def test_a_snapshot_is_uploaded_and_told_and_its_buffer_comes_back() -> None:
     async def main(place: Place) -> None:
         node, learner, commits = await entered(place)
-        snapshot = taken(node._run, commits[0].head, 1.0)  # type: ignore[arg-type]
+        snapshot = taken(node._run, commits[0].head, 1.0)  # type: ignore[arg-type]  # it has joined
         node.publish(snapshot)
         await asyncio.sleep(0.5)
         (told,) = place.events(SnapshotPublished)
@@ -275,7 +275,7 @@ def test_a_snapshot_is_uploaded_and_told_and_its_buffer_comes_back() -> None:
 def test_a_snapshot_of_a_version_that_is_past_is_not_uploaded() -> None:
     async def main(place: Place) -> None:
         node, learner, commits = await entered(place)
-        node.publish(taken(node._run, commits[0].head, 1.0, version=5))  # type: ignore[arg-type]
+        node.publish(taken(node._run, commits[0].head, 1.0, version=5))  # type: ignore[arg-type]  # it has joined
         assert [(event.round, event.reason) for event in place.events(SnapshotRefused)] == [(12, "stale")]
         assert len(learner._spare[0]) == 1
         await node.stop()  # as a node does that leaves at once
@@ -339,7 +339,7 @@ def test_a_lasting_refusal_is_told_once_and_ends_the_node() -> None:
         node, learner, commits = await entered(place, start=False)
         node.start(learner, commits, failures.append)
         for fragment in (0, 1):
-            node.publish(taken(node._run, commits[fragment].head, 1.0))  # type: ignore[arg-type]
+            node.publish(taken(node._run, commits[fragment].head, 1.0))  # type: ignore[arg-type]  # it has joined
         await asyncio.sleep(1.0)
         assert len(failures) == 1 and node.failure is failures[0] and isinstance(failures[0], MailboxDenied)
         await node.stop()
@@ -511,7 +511,7 @@ def test_an_abort_releases_the_lease_and_writes_nothing_more() -> None:
     async def main(place: Place) -> None:
         place.mailbox = recorded = Recorded()
         node, _, commits = await entered(place)
-        node.publish(taken(node._run, commits[0].head, 1.0))  # type: ignore[arg-type]
+        node.publish(taken(node._run, commits[0].head, 1.0))  # type: ignore[arg-type]  # it has joined
         await node.abort("the loss is a smiley")
         assert recorded.beats("a")[-1].state == "x"
         assert DeltaKey(2, "a").path not in place.listed("live/deltas/")

@@ -105,7 +105,7 @@ def test_what_the_codec_left_out_is_added_to_the_next_delta_with_its_decay() -> 
     assert found.residual is not None and found.residual.values is not None
     np.testing.assert_allclose(found.residual.values, delta + 0.5 * left_out - sent[1], atol=1e-6)
     other = published(taken(record=run.digest, values=2.0 - delta), run, Feedback("INT4", feedback.settled))
-    assert other.residual is not None and np.allclose(other.residual.values, left_out), "another codec's is not used"  # type: ignore[arg-type]
+    assert other.residual is not None and np.allclose(other.residual.values, left_out), "another codec's is not used"  # type: ignore[arg-type]  # a residual has values
 
 
 def test_without_error_feedback_nothing_is_kept() -> None:

@@ -9,14 +9,14 @@ from gradientmail_core.protocol.leases import Timeouts, live_closers, live_learn
 
 
 def test_every_role_says_what_it_does() -> None:
-    assert [state_of("both", doing) for doing in "jtwedx"] == list("jtwedx")  # type: ignore[arg-type]
-    assert [state_of("learner", doing) for doing in "jtwedx"] == list("jlvpdx")  # type: ignore[arg-type]
-    assert [state_of("syncer", doing) for doing in "jtwedx"] == list("jsssdx")  # type: ignore[arg-type]
+    assert [state_of("both", doing) for doing in "jtwedx"] == list("jtwedx")  # type: ignore[arg-type]  # letters of states
+    assert [state_of("learner", doing) for doing in "jtwedx"] == list("jlvpdx")  # type: ignore[arg-type]  # letters of states
+    assert [state_of("syncer", doing) for doing in "jtwedx"] == list("jsssdx")  # type: ignore[arg-type]  # letters of states
 
 
 @pytest.mark.parametrize("state", sorted(CLOSES_NOTHING))
 def test_a_learners_lease_counts_for_quorums_and_never_for_closing(state: str) -> None:
-    lease = LeaseKey("a", 3, state, 7, "0a" * 8)  # type: ignore[arg-type]
+    lease = LeaseKey("a", 3, state, 7, "0a" * 8)  # type: ignore[arg-type]  # a letter of a state
     assert parse_live(lease.path) == lease
     roster = observed(_nobody(), [lease], 0.0, Timeouts())
     assert live_closers(roster, 1.0, Timeouts()) == ()

@@ -44,7 +44,7 @@ class Chain:
         if void:
             return self.head.sections
         digests = (("theta", f"{round:064x}"), ("outer", f"{round + 2**200:064x}"))
-        return tuple(Section(name, blob_key(round, "a", sha), sha, "F32") for name, sha in digests)  # type: ignore[arg-type]
+        return tuple(Section(name, blob_key(round, "a", sha), sha, "F32") for name, sha in digests)  # type: ignore[arg-type]  # one of two names
 
     def held(self, version: int) -> bool:
         """Whether every payload that a version names is there."""

@@ -69,4 +69,4 @@ def test_a_request_that_fails_is_billed_too() -> None:
 
 def test_a_snapshot_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
-        Usage().gets = 1  # type: ignore[misc]
+        Usage().gets = 1  # type: ignore[misc]  # frozen, on purpose

@@ -106,7 +106,7 @@ def test_what_was_finished_while_this_node_looked_is_not_claimed_again() -> None
             if not quick.finished:
                 await worked(quick, town, 0.0, [], "b")
 
-        slow.look = late  # type: ignore[method-assign]
+        slow.look = late  # type: ignore[method-assign]  # to be late on purpose
         assert await slow.claim() is None
         assert town.keys("units/") == [f"units/q/{block:08d}/done" for block in range(2)]
 

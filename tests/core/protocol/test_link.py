@@ -91,7 +91,7 @@ def test_a_section_comes_back_whoever_compressed_it(codec: str) -> None:
         found = []
         for compression in (None, "zstd"):
             section = await put_section(
-                mailbox, clock, "theta", 3, "a", LAYOUT, VALUES, codec=codec, compression=compression  # type: ignore[arg-type]
+                mailbox, clock, "theta", 3, "a", LAYOUT, VALUES, codec=codec, compression=compression  # type: ignore[arg-type]  # names of settings, as given
             )  # fmt: skip
             assert section.key.endswith(".zst") == (compression is not None) and is_blob_key(section.key)
             values = await get_section(mailbox, clock, section, LAYOUT)

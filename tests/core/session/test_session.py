@@ -202,7 +202,7 @@ def test_a_foreign_manifest_is_refused() -> None:
 def test_another_frozen_base_is_refused() -> None:
     def half_frozen(seed: int) -> torch.nn.Module:
         module = network(seed)
-        module[0].requires_grad_(False)  # type: ignore[index]
+        module[0].requires_grad_(False)  # type: ignore[index]  # a layer
         return module
 
     mailbox = gm.MemoryMailbox()
@@ -263,11 +263,11 @@ def test_a_node_that_sends_poison_is_rolled_back_and_leaves() -> None:
 
 def test_counts_of_any_integer_type_are_taken_and_others_refused() -> None:
     with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=2, fragments=1)) as session:
-        session.step(np.int64(4))  # type: ignore[arg-type]
-        session.step(torch.tensor(4))  # type: ignore[arg-type]
+        session.step(np.int64(4))  # type: ignore[arg-type]  # a whole number all the same
+        session.step(torch.tensor(4))  # type: ignore[arg-type]  # a whole number all the same
         for wrong in (3.7, -5, "4"):
             with pytest.raises(gm.ConfigurationError, match="number of samples"):
-                session.step(wrong)  # type: ignore[arg-type]
+                session.step(wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_namesake_ends_the_older_process_with_the_reason() -> None:
@@ -288,9 +288,9 @@ def test_a_namesake_ends_the_older_process_with_the_reason() -> None:
 
 def test_no_algorithm_and_no_mailbox_are_refused() -> None:
     with pytest.raises(gm.ConfigurationError, match="no algorithm"):
-        gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=None)  # type: ignore[arg-type]
+        gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=None)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(gm.ConfigurationError, match="no mailbox"):
-        gm.Session(network(), mailbox=None, algorithm=gm.DiLoCo())  # type: ignore[arg-type]
+        gm.Session(network(), mailbox=None, algorithm=gm.DiLoCo())  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_joining_without_the_newest_parameters_ends_with_the_reason() -> None:

@@ -9,7 +9,7 @@ BLOB = "blobs/0000000004/a-00.safetensors"
 
 
 def beat(pins: Pins, now: float, state: str = "j", tag: str = "0" * 16) -> None:
-    pins.wrote(LeaseKey("z", int(now), state, 0, tag).path, b"{}", now)  # type: ignore[arg-type]
+    pins.wrote(LeaseKey("z", int(now), state, 0, tag).path, b"{}", now)  # type: ignore[arg-type]  # a letter of a state
 
 
 def commit(pins: Pins, round: int, now: float, key: str = "") -> None:

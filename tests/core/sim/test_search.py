@@ -34,7 +34,7 @@ def test_violations_are_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     states: list[Progress] = []
     figures = search(10, 4, 1, found=heard.append, progress=states.append)
     assert [verdict.seed for verdict in heard] == [11, 13]
-    assert (figures["seeds"], figures["rounds"], len(figures["violations"])) == (4, 20, 2)  # type: ignore[arg-type]
+    assert (figures["seeds"], figures["rounds"], len(figures["violations"])) == (4, 20, 2)  # type: ignore[arg-type]  # a list, as JSON
     assert states[-1].done == 4 and states[-1].violated == 2
 
 

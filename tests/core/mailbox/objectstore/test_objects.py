@@ -107,7 +107,7 @@ def test_refusals_that_are_errors() -> None:
 def test_what_is_no_answer_passes_through() -> None:
     for error in (PayloadTooLarge("long"), ValueError("a bug")):
         with pytest.raises(type(error)):
-            asyncio.run(over(Library(lambda verb, error=error: error)).get("a"))  # type: ignore[misc]
+            asyncio.run(over(Library(lambda verb, error=error: error)).get("a"))  # type: ignore[misc]  # bound as it is called
 
 
 def test_only_so_many_requests_at_once() -> None:
