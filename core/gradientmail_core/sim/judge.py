@@ -20,7 +20,6 @@
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from gradientmail_core.engine.loading import Source, parameters
 from gradientmail_core.events import Event, NodeGone, RoundTakenOver, SnapshotRefused
 from gradientmail_core.mailbox.memory import MemoryMailbox
 from gradientmail_core.protocol.fields import Rejected
-from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, LeaseKey, parse_live, tape_key
+from gradientmail_core.protocol.keys import MANIFEST, DeltaKey, parse_live, tape_key
 from gradientmail_core.protocol.plan import manifest_layouts
 from gradientmail_core.protocol.records import Participant, RoundRecord, Section, digest
 from gradientmail_core.sim.accounts import imbalances
@@ -75,7 +74,6 @@ class Judge:
         self._lives: list[SimulatedNode] = []
         self._compared: set[tuple[str, str]] = set()
         self._times: dict[str, float] = {}
-        self._joins: dict[tuple[str, str], tuple[float, float]] = {}
         self._pins = Pins(settings.fragments)
         self.may_leave = False
         self.violations: list[str] = []
@@ -100,9 +98,6 @@ class Judge:
         """An object appeared in the store, or was replaced."""
         self._times[key] = now = self._clock.now()
         self._pins.wrote(key, body, now)
-        if isinstance(lease := parse_live(key), LeaseKey) and lease.state == "j":
-            began, _ = self._joins.get(life := (lease.node, lease.tag), (now, now))
-            self._joins[life] = (began, now)
         if key.startswith("live/deltas/") and isinstance(parsed := parse_live(key), DeltaKey):
             text = _snapshot_text(body)
             if text is not None:
@@ -271,8 +266,7 @@ class Judge:
 
     def _pinned(self, records: Sequence[RoundRecord]) -> Counter[int]:
         """Each fragment's rounds that closed since the first of those began to join who did until lately."""
-        recent = self._clock.now() - UNPINNED_SECONDS
-        since = min((began for began, last in self._joins.values() if last >= recent), default=math.inf)
+        since = self._pins.joining_since(self._clock.now() - UNPINNED_SECONDS)
         closed = [record.round for record in records if self._times.get(tape_key(record.round, 0), 0.0) >= since]
         return Counter(round % self._fragments for round in closed)
 

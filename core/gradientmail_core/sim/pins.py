@@ -41,7 +41,7 @@ class Joining:
 
 
 class Pins:
-    """Who joins by its beats, and who has; which round names a payload, and until when its version was a head."""
+    """Who began to join by its beats, and who has; which round names a payload, until when its version was a head."""
 
     def __init__(self, fragments: int) -> None:
         self._fragments = fragments
@@ -63,18 +63,22 @@ class Pins:
         round = self._named.get(key) if key.startswith(BLOBS) else None
         if round is None:
             return None
-        for (node, _), joining in self._joins.items():
-            if joining.is_noticed(now) and self._led_until.get(round, math.inf) > joining.since:
-                return f"a payload of round {round} went that {node} may be loading"
+        for life, joining in self._joins.items():
+            noticed = life not in self._joined and joining.is_noticed(now)
+            if noticed and self._led_until.get(round, math.inf) > joining.since:
+                return f"a payload of round {round} went that {life[0]} may be loading"
         return None
+
+    def joining_since(self, recent: float) -> float:
+        """When the first of those began to join of which a beat said so at ``recent`` or later; ``inf`` for nobody."""
+        return min((joining.first for joining in self._joins.values() if joining.last >= recent), default=math.inf)
 
     def _beaten(self, lease: LeaseKey, now: float) -> None:
         life = (lease.node, lease.tag)
-        if lease.state != "j":
-            self._joined.add(life)
-            self._joins.pop(life, None)
-        elif life not in self._joined:
+        if lease.state == "j":
             self._joins[life] = self._joins.get(life, Joining(now, now, now)).beaten(now)
+        else:
+            self._joined.add(life)
 
     def _committed(self, body: bytes, now: float) -> None:
         try:

@@ -64,3 +64,9 @@ def test_who_has_joined_needs_nothing_and_a_late_beat_does_not_change_that() -> 
 
 def test_a_joiner_is_not_waited_for_for_ever() -> None:
     assert joined_by(HELD_SECONDS + 2.0).broken(BLOB, HELD_SECONDS + 1.5) is None
+
+
+def test_since_when_somebody_joins_counts_while_a_beat_said_so_lately() -> None:
+    pins = joined_by(10.0)
+    beat(pins, 12.0, "t")
+    assert (pins.joining_since(11.0), pins.joining_since(11.5)) == (1.0, float("inf"))
