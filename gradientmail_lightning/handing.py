@@ -14,8 +14,16 @@ Random numbers go on with the first batch, when all that Lightning draws between
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
-from gradientmail_core.adapters.torch_handoff import given, random_state, set_random_state, taken, unfrozen
+from gradientmail_core.adapters.torch_handoff import (
+    Stepping,
+    given,
+    random_state,
+    set_random_state,
+    taken,
+    unfrozen,
+)
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.events import Event, HandoffSkipped, emitter
 from gradientmail_core.protocol.belongings import Array, Belongings
 from gradientmail_core.session.aligning import handed_off
 from gradientmail_lightning.hooks import STATE_KEY
@@ -28,8 +36,11 @@ if TYPE_CHECKING:
 MARK: Final = "gradientmail_handoff"
 """The key by which a checkpoint is known as one that came out of a mailbox."""
 
+KINDS: Final = "gradientmail_optimizers"
+"""The key under which a hand-off says of what kind each optimizer is."""
+
 _BUILT: Final = ("hparams", "hyper_parameters")
-_NEEDED: Final = frozenset(("state_dict", "optimizer_states", "lr_schedulers", "loops"))
+_NEEDED: Final = frozenset(("state_dict", "optimizer_states", KINDS, "lr_schedulers", "loops"))
 
 
 class FitHandoff:
@@ -64,10 +75,25 @@ class FitHandoff:
         if self._entered:
             return
         strategy = self._strategy
-        found = strategy.broadcast(handed_off(strategy.mailbox, strategy.node) if strategy.is_global_zero else None)
+        found = strategy.broadcast(self._newest() if strategy.is_global_zero else None)
         checkpoint = self._unpacked(found) if found is not None else {}
         if checkpoint:
             trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+
+    def _newest(self) -> Belongings | None:
+        """What lies there. Where nothing can be used, the session that joins next finds and says the same."""
+        strategy, skipped, emit = self._strategy, list[Event](), emitter(self._strategy.hearers)
+
+        def hear(event: Event) -> None:
+            if isinstance(event, HandoffSkipped):
+                skipped.append(event)
+            else:
+                emit(event)
+
+        found = handed_off(strategy.mailbox, strategy.node, [hear])
+        for event in skipped if found is not None else ():
+            emit(event)
+        return found
 
     def enter(self) -> None:
         """The run is about to be joined: from now on this process has a state of its own."""
@@ -88,6 +114,7 @@ class FitHandoff:
         names = unfrozen(trainer.lightning_module)
         checkpoint["state_dict"] = {name: checkpoint["state_dict"][name] for name in names}
         checkpoint["callbacks"].get(STATE_KEY, {}).pop("session", None)
+        checkpoint[KINDS] = [Stepping(optimizer).kind() for optimizer in self._strategy.optimizers]
         arrays: dict[str, Array] = {}
         callbacks = self._taken(checkpoint.pop("callbacks"), "callback ", arrays)
         parts = {name: part for name, part in checkpoint.items() if not any(word in name for word in _BUILT)}

@@ -23,7 +23,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gradientmail_core.adapters.torch import Buffers, TorchModel
 from gradientmail_core.adapters.torch_distributed import Alone, Processes
-from gradientmail_core.adapters.torch_handoff import check_names
 from gradientmail_core.adapters.torch_loaders import Share, in_own_order, samples_in
 from gradientmail_core.adapters.torch_queue import SharedQueueDataset
 from gradientmail_core.errors import ConfigurationError
@@ -52,16 +51,14 @@ from gradientmail_core.tensors.model import Model
 from gradientmail_lightning.dealing import Dealing
 from gradientmail_lightning.evaluating import checked_choice, committed, evaluation
 from gradientmail_lightning.following import follow
-from gradientmail_lightning.handing import MARK, FitHandoff
+from gradientmail_lightning.handing import FitHandoff
 from gradientmail_lightning.hooks import SessionHooks
 from gradientmail_lightning.interrupts import interruptible_waits
+from gradientmail_lightning.restoring import Restoring
 from gradientmail_lightning.shares import BatchShares
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.strategies import Strategy as _Stock
-else:
-    _Stock = object
 
 Tokens: TypeAlias = Callable[[Any], int]
 """How much a batch counts, in the unit all nodes use."""
@@ -70,7 +67,7 @@ SHOWN = frozenset({"round", "live_nodes"})
 """Metrics that have a place in the progress bar; loggers get all."""
 
 
-class GradientMailMixin(_Stock):
+class GradientMailMixin(Restoring):
     """Options of every GradientMail strategy; all others go to the stock strategy.
 
     * ``mailbox``: URL of the run's store, or a mailbox (default: the environment's ``GRADIENTMAIL_MAILBOX``).
@@ -150,7 +147,7 @@ class GradientMailMixin(_Stock):
         self.progress_timeout = progress_timeout
         self.close_timeout = close_timeout
         self.handoff_every = handoff_from(handoff_every, named, os.environ)
-        self._callbacks = tuple(callbacks)
+        self.hearers = tuple(callbacks)
         self._handoff = FitHandoff(self)
         if self.handoff_every is not None and not self._hands_off:
             raise ConfigurationError(
@@ -234,14 +231,6 @@ class GradientMailMixin(_Stock):
         if isinstance(getattr(loader, "dataset", None), SharedQueueDataset):
             return self._dealing.taken(cast("DataLoader[object]", loader))
         return self._shares.taken(loader) if self.share is not None or self.handoff_every is not None else loader
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
-        """The stock restoring; what was handed off lacks frozen parameters, which stay as they are."""
-        handed = checkpoint.get(MARK, False)
-        if handed:
-            assert self.lightning_module is not None
-            check_names(self.lightning_module, cast("Mapping[str, object]", checkpoint["state_dict"]))
-        super().load_model_state_dict(checkpoint, strict=strict and not handed)
 
     def _arranges(self, trainer: "Trainer") -> bool:
         """Not for a tuner, which has put the hooks aside; not where the same few batches are wanted again."""
@@ -482,7 +471,7 @@ class GradientMailMixin(_Stock):
             close_timeout=self.close_timeout,
             handoff=self._handoff if self.handoff_every is not None else None,
             handoff_every=self.handoff_every or 1,
-            callbacks=(*self._callbacks, self._announce),
+            callbacks=(*self.hearers, self._announce),
         )
 
     def _join(self) -> int:

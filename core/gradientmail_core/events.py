@@ -223,6 +223,19 @@ class HandoffFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoffSkipped:
+    """The node's hand-off ``name`` cannot be gone on from; ``instead`` says from what the node starts."""
+
+    node: str
+    name: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"the hand-off of {self.node} cannot be used ({self.name}: {self.reason}): {self.instead}"
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentAligned:
     """A commit was written into the model; ``merged`` says whether this node's snapshot is in it.
 
@@ -386,6 +399,7 @@ Event: TypeAlias = (
     | HandedOff
     | StateOmitted
     | HandoffFailed
+    | HandoffSkipped
     | FragmentAligned
     | TokensBooked
     | ObjectIgnored
@@ -415,6 +429,7 @@ def log_event(event: Event) -> None:
             | StoreStalled()
             | StateOmitted()
             | HandoffFailed()
+            | HandoffSkipped()
         ):
             logger.warning("%s", event)
         case SyncerElected() | BatchShareChanged():

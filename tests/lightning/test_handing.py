@@ -6,6 +6,7 @@ compared, bit for bit, with a node that never stopped.
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gradientmail_core.errors import ConfigurationError
-from gradientmail_core.events import HandedOff, RunResumed, StateOmitted
+from gradientmail_core.events import HandedOff, HandoffSkipped, RunResumed, StateOmitted
 from tests.handing import ALONE, Handover, await_the_end, killed
 from tests.lightning.nodes import batches, namespace
 
@@ -156,6 +157,23 @@ def test_a_checkpoint_that_is_named_comes_before_a_hand_off(lightning, tmp_path)
         trainer={"max_epochs": 1, "ckpt_path": tmp_path / "three.ckpt"},
     )
     assert len(rest) == BATCHES - 3
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+def test_a_damaged_one_is_told_once_and_names_what_happens_instead(lightning, tmp_path, has_older):
+    train(lightning, tmp_path, lightning.Module(), trainer={"max_epochs": 1})
+    folder = next((tmp_path / "run" / "handoff" / "a").iterdir())
+    folder = folder.rename(folder.with_name("1".zfill(10) + folder.name[10:]))
+    if has_older:
+        copytree(folder, folder.with_name("0" * 10 + folder.name[10:]))
+    part = folder / "0000"
+    part.write_bytes(part.read_bytes()[:-1])
+    told: list[Any] = []
+    train(lightning, tmp_path, lightning.Module(), trainer={"max_epochs": 2}, callbacks=[told.append])
+    skipped = [event for event in told if isinstance(event, HandoffSkipped)]
+    assert [event.name for event in skipped] == [f"handoff/a/{folder.name}"]
+    assert ("before it" if has_older else "newest commits") in str(skipped[0])
+    assert bool([event for event in told if isinstance(event, RunResumed)]) is has_older
 
 
 def test_a_hand_off_needs_a_name_and_a_whole_model(pl):

@@ -99,17 +99,20 @@ class Stepping:
 
     def state_dict(self) -> dict[str, object]:
         """The optimizer's state, and what it is."""
-        return {"kind": self._kind(), "groups": self._groups(), "state": self._optimizer.state_dict()}
+        return {**self.kind(), "state": self._optimizer.state_dict()}
+
+    def kind(self) -> dict[str, object]:
+        """What it is: the name of its class, and how many parameters each of its groups has."""
+        groups = [len(group["params"]) for group in self._optimizer.param_groups]
+        return {"kind": type(self._optimizer).__name__, "groups": groups}
 
     def check(self, state_dict: dict[str, object]) -> None:
         """Raise :class:`ConfigurationError` for the state of another optimizer."""
-        for word, theirs, own in (
-            ("optimizer", state_dict.get("kind"), self._kind()),
-            ("parameter groups", state_dict.get("groups"), self._groups()),
-        ):
-            if theirs != own:
+        own = self.kind()
+        for word, name in (("optimizer", "kind"), ("parameter groups", "groups")):
+            if state_dict.get(name) != own[name]:
                 raise ConfigurationError(
-                    f"The hand-off and this program differ in {word}: {theirs} there, {own} here.",
+                    f"The hand-off and this program differ in {word}: {state_dict.get(name)} there, {own[name]} here.",
                     "Start the program that made it, or use another node name.",
                 )
 
@@ -117,12 +120,6 @@ class Stepping:
         """Raises :class:`ConfigurationError` for the state of another optimizer."""
         self.check(state_dict)
         self._optimizer.load_state_dict(cast("dict[str, object]", state_dict["state"]))
-
-    def _kind(self) -> str:
-        return type(self._optimizer).__name__
-
-    def _groups(self) -> list[int]:
-        return [len(group["params"]) for group in self._optimizer.param_groups]
 
 
 def unfrozen(module: torch.nn.Module) -> frozenset[str]:

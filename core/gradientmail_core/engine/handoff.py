@@ -4,7 +4,8 @@
 ``.../record`` names their digests. No two processes write the same key, so what a dead one wrote may land late. The
 record is written after the parts, and older numbers are removed after the record: whenever the process dies, one whole
 hand-off is there, the older or the newer. What a crash leaves goes with the next one. One node keeps one hand-off, so
-what lies there is bounded by twice its size. One that is not what its record says, or is too large, counts as none.
+what lies there is bounded by twice its size. One that is not what its record says, or is too large, counts as none,
+and an event says so.
 """
 
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import ConfigurationError
+from gradientmail_core.events import HandoffSkipped
 from gradientmail_core.protocol.belongings import Belongings, packed, unpacked
 from gradientmail_core.protocol.exchange import bounded_get
 from gradientmail_core.protocol.fields import HEX, SHA256, FieldRefused, Rejected, canonical_json, guarded, parse_object
@@ -23,6 +25,8 @@ NUMBER_DIGITS = 10
 PART_BYTES = 64 * 2**20
 PARTS_MOST = 4096
 BYTES_MOST = 64 * 2**30
+OLDER = "going on from the hand-off before it"
+ANEW = "going on from the run's newest commits, with all else as in a new node"
 _KEY = re.compile(r"handoff/([^/]+)/(\d{10}-[0-9a-f]{16})/(record|\d{4})\Z", re.ASCII)
 
 
@@ -70,14 +74,19 @@ class HandoffStore:
         return len(body)
 
     async def newest(self) -> Belongings | None:
-        """The newest whole hand-off of this node in this run, None if there is none."""
+        """The newest whole hand-off of this node in this run, None if there is none; newer ones are told of."""
+        skipped: dict[str, str] = {}
+        whole: Belongings | None = None
         for folder in sorted({folder for folder, _ in await self._listed()}, reverse=True):
-            parts = await self._record(folder)
-            body = await self._body(folder, *parts) if parts is not None else None
-            found = unpacked(body) if body is not None else None
+            found = await self._read(folder)
             if isinstance(found, Belongings):
-                return found
-        return None
+                whole = found
+                break
+            skipped[folder] = found.reason
+        for folder, reason in skipped.items():
+            instead = ANEW if whole is None else OLDER
+            self._host.emit(HandoffSkipped(self._host.node, folder.rstrip("/"), reason, instead))
+        return whole
 
     async def _next(self) -> int:
         if self._number is None:
@@ -99,10 +108,15 @@ class HandoffStore:
         for key in sorted(old, key=lambda key: not key.endswith("/record")):
             await self._host.mailbox.delete(key)
 
-    async def _record(self, folder: str) -> tuple[int, Sequence[str]] | None:
+    async def _read(self, folder: str) -> Belongings | Rejected:
         text = await bounded_get(self._host.mailbox, f"{folder}record", RECORD_LONGEST)
-        found = guarded(lambda: self._parsed(text)) if text is not None else None
-        return None if isinstance(found, Rejected) else found
+        if text is None:
+            return Rejected("it was never finished")
+        record = guarded(lambda: self._parsed(text))
+        if isinstance(record, Rejected):
+            return Rejected(f"its record is {record.reason}")
+        body = await self._body(folder, *record)
+        return body if isinstance(body, Rejected) else unpacked(body)
 
     def _parsed(self, text: bytes) -> tuple[int, Sequence[str]]:
         fields = parse_object(text, RECORD_LONGEST)
@@ -113,11 +127,13 @@ class HandoffStore:
         parts = [part for part in fields.items("parts", PARTS_MOST) if isinstance(part, str) and SHA256.match(part)]
         return fields.count("size", BYTES_MOST), parts
 
-    async def _body(self, folder: str, size: int, digests: Sequence[str]) -> bytes | None:
+    async def _body(self, folder: str, size: int, digests: Sequence[str]) -> bytes | Rejected:
         found = bytearray()
         for index, wanted in enumerate(digests):
             part = await bounded_get(self._host.mailbox, f"{folder}{index:04d}", min(PART_BYTES, size - len(found)))
-            if part is None or digest(part) != wanted:
-                return None
+            if part is None:
+                return Rejected(f"its part {index:04d} is missing")
+            if digest(part) != wanted:
+                return Rejected(f"its part {index:04d} is damaged")
             found += part
-        return bytes(found) if len(found) == size else None
+        return bytes(found) if len(found) == size else Rejected("its size is not what its record says")

@@ -18,7 +18,7 @@ from gradientmail_core.engine.handoff import HandoffStore
 from gradientmail_core.engine.joining import Found, find_run, load_heads
 from gradientmail_core.engine.run import Host, Run
 from gradientmail_core.errors import ConfigurationError, RunMismatch, SchemaMismatch
-from gradientmail_core.events import emitter, log_event
+from gradientmail_core.events import Callback, emitter, log_event
 from gradientmail_core.mailbox import Mailbox, open_mailbox
 from gradientmail_core.mailbox.retrying import RetryingMailbox
 from gradientmail_core.protocol.belongings import Belongings
@@ -92,17 +92,19 @@ def _looked_up(
         return found, *loop.run(_newest(host, found))
 
 
-def handed_off(mailbox: str | os.PathLike[str] | Mailbox, node: str) -> Belongings | None:
+def handed_off(
+    mailbox: str | os.PathLike[str] | Mailbox, node: str, callbacks: Sequence[Callback] = (log_event,)
+) -> Belongings | None:
     """The newest hand-off of ``node``, as its session wrote it, without joining; None if there is none, or no run."""
-    with onlooking(opened(mailbox), node) as (loop, host):
+    with onlooking(opened(mailbox), node, callbacks) as (loop, host):
         found = loop.run(find_run(host))
         return loop.run(HandoffStore(host, found.manifest.run).newest()) if found is not None else None
 
 
 @contextmanager
-def onlooking(store: Mailbox, node: str) -> Iterator[tuple[Loop, Host]]:
+def onlooking(store: Mailbox, node: str, callbacks: Sequence[Callback] = (log_event,)) -> Iterator[tuple[Loop, Host]]:
     """A loop, and a host of that name that only reads ``store``, which is closed at the end."""
-    loop, clock, emit = Loop(), SystemClock(), emitter((log_event,))
+    loop, clock, emit = Loop(), SystemClock(), emitter(callbacks)
     patient = RetryingMailbox(store, clock, random.Random(0), emit)
     try:
         yield loop, Host(node, "0", patient, clock, random.Random(0), Timeouts(), emit)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
-from gradientmail_core.engine.handoff import HandoffStore
+from gradientmail_core.engine.handoff import ANEW, HandoffStore
 from gradientmail_core.engine.resuming import Saved, parse_saved
 from gradientmail_core.engine.run import Host
 from gradientmail_core.errors import ConfigurationError, GradientMailError
-from gradientmail_core.events import HandedOff, HandoffFailed, RunWaited, StateOmitted
+from gradientmail_core.events import HandedOff, HandoffFailed, HandoffSkipped, StateOmitted
 from gradientmail_core.protocol.belongings import Belongings
 from gradientmail_core.session.background import Loop
 
@@ -60,13 +60,15 @@ class Keeper:
         """Set the trainer to the newest hand-off of this node; the session's counters in it, None without one."""
         assert self._store is not None
         found = loop.run(self._store.newest())
-        trainer, session = (found.plain.get(name) for name in ("trainer", "session")) if found else (None, None)
-        if found is None or not isinstance(trainer, dict) or not isinstance(session, dict):
+        if found is None:
             return None
+        trainer, session = found.plain.get("trainer"), found.plain.get("session")
         try:
+            if not isinstance(trainer, dict) or not isinstance(session, dict):
+                raise ConfigurationError("It holds no state of a trainer and a session.")
             saved = parse_saved(session)
         except ConfigurationError as problem:
-            host.emit(RunWaited(f"the hand-off of {host.node} cannot be used: {problem}"))
+            host.emit(HandoffSkipped(host.node, "the newest", str(problem), ANEW))
             return None
         return None if self._handoff.load(Belongings(found.arrays, trainer)) is False else saved
 

@@ -12,6 +12,7 @@ from gradientmail_core.events import (
     Disagreement,
     Event,
     FragmentAligned,
+    HandoffSkipped,
     NodeAppeared,
     NodeGone,
     ObjectIgnored,
@@ -63,6 +64,7 @@ METRICS: Final = (
     Metric("store.stalled", "gauge", "s", "how long the store had not answered when it was last reported"),
     Metric("store.ignored", "counter", "{object}", "objects that are not what their key says"),
     Metric("payloads.skipped", "counter", "{payload}", "committed payloads that nobody could read"),
+    Metric("handoffs.skipped", "counter", "{handoff}", "hand-offs that this node could not go on from"),
     Metric("gossip.rounds", "counter", "{round}", "outer steps of this node in a gossip run"),
     Metric("gossip.partners", "gauge", "{node}", "partners whose gradients are in the newest outer step"),
     Metric("gossip.wait", "distribution", "s", "waited for gradients at a round's end"),
@@ -145,6 +147,7 @@ _COUNTED: Final[Mapping[type, str]] = {
     NodeGone: "nodes.gone",
     ObjectIgnored: "store.ignored",
     PayloadSkipped: "payloads.skipped",
+    HandoffSkipped: "handoffs.skipped",
     Rejoined: "gossip.rejoined",
 }
 

@@ -1,12 +1,14 @@
 """Hand-offs: whole or not at all, the newest there is, bounded, and nothing of a stranger's."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gradientmail_core.engine import handoff
-from gradientmail_core.engine.handoff import HandoffStore
+from gradientmail_core.engine.handoff import ANEW, OLDER, HandoffStore
+from gradientmail_core.events import HandoffSkipped
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.mailbox.base import Body
 from tests.core.engine.parts import Place, virtually
@@ -58,6 +60,52 @@ def test_a_damaged_part_makes_it_none_and_the_older_counts() -> None:
         for key, body in kept.items():
             await place.mailbox.put(key, body or b"")
         assert same(await newer.newest(), things(1.0))
+
+    virtually(main)
+
+
+def cut(body: bytes) -> bytes:
+    return body[: len(body) // 2]
+
+
+def flipped(body: bytes) -> bytes:
+    return body[:10] + bytes([body[10] ^ 1]) + body[11:]
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+@pytest.mark.parametrize(
+    ("part", "damage", "reason"),
+    [
+        ("0001", cut, "its part 0001 is damaged"),
+        ("0001", flipped, "its part 0001 is damaged"),
+        ("0001", None, "its part 0001 is missing"),
+        ("record", cut, "its record is"),
+        ("record", flipped, "its record is"),
+        ("record", None, "never finished"),
+    ],
+)
+def test_one_that_is_damaged_or_unfinished_is_told_with_what_is_gone_on_from(
+    part: str, damage: Callable[[bytes], bytes] | None, reason: str, has_older: bool
+) -> None:
+    async def main(place: Place) -> None:
+        host = place.host("a")
+        await HandoffStore(host, RUN).put(things(1.0))
+        older = {key: await place.mailbox.get(key) or b"" for key in place.listed("handoff/")}
+        await HandoffStore(host, RUN).put(things(2.0))
+        assert not place.events(HandoffSkipped)
+        victim = next(key for key in place.listed("handoff/") if key.endswith(part))
+        body = await place.mailbox.get(victim) or b""
+        await place.mailbox.delete(victim)
+        if damage is not None:
+            await place.mailbox.put(victim, damage(body))
+        for key, kept in older.items() if has_older else ():
+            await place.mailbox.put(key, kept)
+        found = await HandoffStore(host, RUN).newest()
+        assert found is None if not has_older else same(found, things(1.0))
+        told = place.events(HandoffSkipped)
+        assert [(event.node, event.name) for event in told] == [("a", victim.rsplit("/", 1)[0])]
+        assert reason in told[0].reason
+        assert told[0].instead == (OLDER if has_older else ANEW)
 
     virtually(main)
 

@@ -1,13 +1,16 @@
 """A session hands its trainer's state off beside training, and a process of the same name starts with it."""
 
+import asyncio
 import threading
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 import gradientmail_core as gm
 from gradientmail_core.engine.handoff import HandoffStore
-from gradientmail_core.events import HandedOff, HandoffFailed, RunResumed, StateOmitted
+from gradientmail_core.events import HandedOff, HandoffFailed, RunResumed, StateOmitted, log_event
+from gradientmail_core.mailbox.base import whole_listing
 from gradientmail_core.protocol.belongings import Belongings
 from gradientmail_core.sim.world import ToyModel
 
@@ -62,18 +65,35 @@ def test_the_next_process_of_the_name_gets_it_and_others_do_not() -> None:
             assert (counter.loaded.plain if counter.loaded is not None else None) == expected
 
 
-def test_what_holds_no_state_of_a_session_is_passed_over_with_a_word() -> None:
+@pytest.mark.parametrize("plain", [{"trainer": {}, "session": {}}, {"trainer": {}}, {}])
+def test_what_holds_no_state_of_a_session_is_passed_over_with_a_word(plain: dict[str, object]) -> None:
     mailbox, told = gm.MemoryMailbox(), list[str]()
     handed_off(mailbox)
     with session_of(mailbox, Counter(), lambda event: None, "b") as other:
         assert other._loop is not None and other._engine is not None
-        other._loop.run(
-            HandoffStore(other._host, other._engine.run_id).put(Belongings({}, {"trainer": {}, "session": {}}))
-        )
+        other._loop.run(HandoffStore(other._host, other._engine.run_id).put(Belongings({}, plain)))
     counter = Counter()
     with session_of(mailbox, counter, lambda event: told.append(str(event)), "b"):
         assert counter.loaded is None
     assert any("hand-off of b cannot be used" in line for line in told)
+
+
+async def damaged(mailbox: gm.MemoryMailbox) -> str:
+    victim = next(entry.key for entry in await whole_listing(mailbox, "handoff/") if entry.key.endswith("/0000"))
+    await mailbox.put(victim, b"junk")
+    return victim
+
+
+def test_a_damaged_one_is_a_warning_that_names_it_and_what_happens_instead(caplog: pytest.LogCaptureFixture) -> None:
+    mailbox = gm.MemoryMailbox()
+    handed_off(mailbox)
+    victim = asyncio.run(damaged(mailbox))
+    counter = Counter()
+    with session_of(mailbox, counter, log_event):
+        assert counter.loaded is None
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    name = victim.rsplit("/", 1)[0]
+    assert [line for line in said if name in line and "0000 is damaged" in line and "newest commits" in line]
 
 
 def test_what_cannot_be_handed_off_is_told_once_and_training_goes_on() -> None:
