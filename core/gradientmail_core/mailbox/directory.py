@@ -20,7 +20,6 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -35,9 +34,11 @@ from gradientmail_core.errors import (
 )
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, checked_key, checked_prefix, is_key
 from gradientmail_core.mailbox.surroundings import Abandoned, Surroundings
+from gradientmail_core.mailbox.workers import Workers
 
 T = TypeVar("T")
 
+CLOSE_SECONDS = 5.0
 _THREADS = 4
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 _ATTEMPTS = 100  # of a write whose directory others keep pruning
@@ -63,7 +64,7 @@ class DirectoryMailbox:
 
     def __init__(self, path: str | os.PathLike[str], *, must_exist: bool = False) -> None:
         self._root = _opened_root(Path(path).expanduser().absolute(), must_exist)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gradientmail-directory")
+        self._threads = Workers(_THREADS, "gradientmail-directory")
         self._closed = False
 
     def __repr__(self) -> str:
@@ -101,10 +102,10 @@ class DirectoryMailbox:
         await self._run(lambda: self._remove(path))
 
     async def close(self) -> None:
-        """Let writes in progress finish and release the threads."""
+        """Let writes in progress finish and release the threads; a file system that blocks is not waited for long."""
         if not self._closed:
             self._closed = True
-            await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+            await asyncio.wait([asyncio.wrap_future(self._threads.closed())], timeout=CLOSE_SECONDS)
 
     async def abandoned(self, older_than: float, *, remove: bool) -> Abandoned:
         """See :class:`Littered`: dot-files that crashed writers left.
@@ -197,6 +198,8 @@ class DirectoryMailbox:
             with suppress(FileNotFoundError):
                 return temporary, os.open(temporary, _WRITE, 0o666)
             self._make_directory(path.parent)
+            if path.parent == self._root:
+                raise _unable(self._root)
         raise OSError(errno.EAGAIN, "others remove the directory as fast as it is made", str(path.parent))
 
     def _make_directory(self, directory: Path) -> None:
@@ -204,9 +207,14 @@ class DirectoryMailbox:
         os.stat(self._root)
         below = directory.relative_to(self._root).parts
         for depth in range(len(below)):
-            with suppress(FileExistsError, FileNotFoundError):
+            try:
                 os.mkdir(self._root.joinpath(*below[: depth + 1]))
                 _flush_directory(self._root.joinpath(*below[:depth]))
+            except FileExistsError:
+                continue
+            except FileNotFoundError as error:
+                if depth == 0:
+                    raise _unable(self._root) from error
 
     def _entries(self, directory: str, start: str, after: str) -> tuple[Entry, ...]:
         os.stat(self._root)
@@ -272,6 +280,13 @@ def _opened_root(root: Path, must_exist: bool) -> Path:
     if not os.access(root, os.R_OK | os.X_OK | (0 if must_exist else os.W_OK)):
         raise _explained(PermissionError(errno.EACCES, "no permission"), root)
     return root
+
+
+def _unable(root: Path) -> MailboxDenied:
+    """What a directory such as /proc answers, which exists and in which nothing can be made."""
+    return MailboxDenied(
+        f"Neither a file nor a directory can be made in {root}.", "Use a directory on a file system that stores files."
+    )
 
 
 def _scanned(directory: Path) -> list[os.DirEntry[str]]:

@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 UNBOUNDED_READ = 1 << 30  # bytes: the deadline of a get without a limit
 REPORT_MOST_SECONDS = 60.0
+CLOSE_SECONDS = 10.0
 DOUBLINGS_MOST = 4
 
 
@@ -166,8 +168,9 @@ class RetryingMailbox:
         await self._repeated(0, lambda: self._inner.delete(key))
 
     async def close(self) -> None:
-        """Close the inner mailbox."""
-        await self._inner.close()
+        """Close the inner mailbox; one that does not answer is left after some seconds."""
+        with suppress(TimeOver):
+            await self._clock.within(CLOSE_SECONDS, self._inner.close())
 
     async def _repeated(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
         """The answer to ``request``, which moves at most ``size`` bytes, however long it takes."""

@@ -12,7 +12,7 @@ loop releases what is left, and other nodes go on with it. The loop ends when ev
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 0.1
 HOLD_SECONDS = 1.0
+RELEASE_SECONDS = 30.0
 
 
 class Engine(Protocol):
@@ -124,16 +125,18 @@ class SharedQueue(Generic[V]):
         """Go on within the blocks this node held at a checkpoint; before iterating."""
         self._ledger.came_so_far({int(index): int(done) for index, done in state.items()})
 
-    def release(self) -> None:
-        """Stop loading and give back what is not finished. Does nothing the second time, or after :meth:`stop`."""
+    def release(self, seconds: float = RELEASE_SECONDS) -> None:
+        """Stop loading and give back what is not finished. Does nothing the second time, or after :meth:`stop`.
+
+        Where the store does not answer for so many ``seconds`` it goes on in the background.
+        """
         with self._lock:
             blocks, self._blocks = [] if self._stopping.is_set() else list(self._blocks.values()), {}
             finishing, self._finishing = [] if self._stopping.is_set() else self._finishing, []
             self._stopping.set()
-        for future in finishing:
+        giving = [*finishing, *(self._engine.spawn(self._ledger.release(block)) for block in blocks)]
+        for future in wait(giving, seconds).done:
             future.result()
-        for block in blocks:
-            self._engine.run(self._ledger.release(block))
 
     def stop(self) -> None:
         """Stop loading and write nothing more; what is held stays claimed until this node is gone."""

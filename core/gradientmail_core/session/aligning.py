@@ -109,7 +109,7 @@ def onlooking(store: Mailbox, node: str, callbacks: Sequence[Callback] = (log_ev
     try:
         yield loop, Host(node, "0", patient, clock, random.Random(0), Timeouts(), emit)
     finally:
-        loop.run(store.close())
+        loop.run(patient.close())
         loop.stop()
         clock.close()
 

@@ -4,7 +4,9 @@ While the training thread waits here the node counts as paused, so no round wait
 written at the next step.
 """
 
+import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -100,12 +102,16 @@ class Recipes:
                 "Take another one with session.take_rank(), or leave.",
             )
 
-    def release(self) -> None:
-        """Give back what this node holds, before it leaves."""
+    def release(self, seconds: float) -> None:
+        """Give back what this node holds, before it leaves; what takes longer than that runs out with its lease."""
+        end = time.monotonic() + seconds
         for queue in self._queues:
-            queue.release()
+            queue.release(max(end - time.monotonic(), 0.0))
         if self._ranks is not None and self._rank is not None:
-            self._loop.run(self._ranks.drop(self._rank))
+            dropped = self._loop.spawn(self._ranks.drop(self._rank))
+            _, late = wait([dropped], max(end - time.monotonic(), 0.0))
+            if not late:
+                dropped.result()
 
     def stop(self) -> None:
         """Stop loading; claims run out with the lease."""

@@ -265,13 +265,13 @@ class Session(Readings):
             self._ended = True
             return
         self._raise_failure()
+        patience = min(self._close_timeout, self._host.timeouts.lease)
         try:
             self._learner.finish()
             self._loop.call(self._engine.prepare_to_leave)
             self._wait_until(lambda learner: not learner.outstanding, self._close_timeout)
             if self._recipes is not None:
-                self._recipes.release()
-            patience = min(self._close_timeout, self._host.timeouts.lease)
+                self._recipes.release(patience)
             self._awaited(self._loop, left(self._host, self._engine, patience))
             self._learner.settle()
         except BaseException as error:
@@ -300,7 +300,7 @@ class Session(Readings):
             SESSIONS.end()
         if self._loop is not None:
             try:
-                self._loop.run(self._meter.close())
+                self._loop.run(self._host.mailbox.close())
             finally:
                 self._loop.stop()
         self._clock.close()

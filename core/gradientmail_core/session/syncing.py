@@ -7,7 +7,7 @@ hand their fragments over to it; when it goes, or dies, they close for themselve
 import asyncio
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from gradientmail_core.clock import Clock, SystemClock
 from gradientmail_core.engine.joining import Found, find_run
@@ -43,9 +43,10 @@ async def serve(
     host = Host(node, secrets.token_hex(8), patient, clock, entropy, timeouts, emit)
     engine = Node(host, None, role="syncer")
     try:
-        found = await engine.enter() or await _created(host, stopping)
-        if found is not None:
-            await _closing(host, engine, found, stopping)
+        if await _unless(stopping, _entered(host, engine, stopping)):
+            await _closing(host, engine, stopping)
+        else:
+            await engine.abort("told to stop before it took part")
     except BaseException as error:
         await engine.abort(f"{type(error).__name__}: {error}")
         raise
@@ -65,10 +66,29 @@ async def _created(host: Host, stopping: asyncio.Event) -> Found | None:
     return None
 
 
-async def _closing(host: Host, engine: Node, found: Found, stopping: asyncio.Event) -> None:
+async def _unless(stopping: asyncio.Event, work: Coroutine[object, None, bool]) -> bool:
+    """The result of ``work``; False, with it cancelled, if it has none when this node is to stop."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
+        return working.done() and working.result()
+    finally:
+        told.cancel()
+        working.cancel()
+
+
+async def _entered(host: Host, engine: Node, stopping: asyncio.Event) -> bool:
+    """Join the run and begin to close its rounds; False if this node is to stop before there is one."""
+    found = await engine.enter() or await _created(host, stopping)
+    if found is None:
+        return False
     commits = await engine.join(found, manifest_schema(found.manifest), found.manifest.frozen, found.layouts, ())
     await engine.wait_for_nodes()
     engine.start(None, commits, lambda failure: stopping.set())
+    return True
+
+
+async def _closing(host: Host, engine: Node, stopping: asyncio.Event) -> None:
     await stopping.wait()
     if engine.failure is not None:
         raise engine.failure

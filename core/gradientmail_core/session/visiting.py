@@ -54,12 +54,10 @@ async def visited(url: str, lease_timeout: float, writes: bool, work: Callable[[
     :class:`MailboxUnavailable` for a store that is silent for half a minute, and what ``open_mailbox`` raises.
     """
     store, clock = open_mailbox(url, must_exist=True), SystemClock()
+    meter, entropy = MeteredMailbox(store), random.Random(secrets.randbits(64))
+    policy = RetryPolicy(deadline=DEADLINE_SECONDS, report_after=PATIENCE_SECONDS)
+    patient = RetryingMailbox(meter, clock, entropy, _Impatience(store.url), policy)
     try:
-        meter, entropy = MeteredMailbox(store), random.Random(secrets.randbits(64))
-        give_up = _Impatience(store.url)
-        patient = RetryingMailbox(
-            meter, clock, entropy, give_up, RetryPolicy(deadline=DEADLINE_SECONDS, report_after=PATIENCE_SECONDS)
-        )
         timeouts = Timeouts(lease_timeout)
         host = Host("visitor", secrets.token_hex(8), patient, clock, entropy, timeouts, lambda event: None)
         asks = isinstance(store, Described) and (writes or not isinstance(store, DirectoryMailbox))
@@ -67,7 +65,7 @@ async def visited(url: str, lease_timeout: float, writes: bool, work: Callable[[
         said = await store.surroundings() if asks and isinstance(store, Described) else Surroundings()
         return await work(Visit(host, store, meter, said))
     finally:
-        await store.close()
+        await patient.close()
         clock.close()
 
 

@@ -419,3 +419,17 @@ def test_a_directory_tells_its_clock_and_has_no_rules(tmp_path: Path) -> None:
     assert said.clock_offset is not None and abs(said.clock_offset) < 30.0
     assert (said.versioned, said.expiring, said.locked) == (False, (), False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a directory of Linux's")
+@pytest.mark.parametrize("key", ["one", "folder/one", "folder/below/one"])
+def test_a_directory_in_which_nothing_can_be_made_refuses(key: str) -> None:
+    """Linux says there that a name was not found, as in a directory that others prune."""
+
+    async def main() -> None:
+        mailbox = DirectoryMailbox("/proc", must_exist=True)
+        with pytest.raises(MailboxDenied, match="can be made in /proc"):
+            await mailbox.put(key, b"x")
+        await mailbox.close()
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 import asyncio
 
 from gradientmail_core.events import RoundCommitted, SessionEnded
+from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.protocol.leases import Timeouts
 from gradientmail_core.session.syncing import serve
 from gradientmail_core.sim.checks import tape
@@ -72,5 +73,24 @@ def test_stopped_before_there_is_a_run_it_leaves_no_trace_but_a_farewell() -> No
         await asyncio.sleep(5)
         stopping.set()
         assert await syncer == 0
+
+    virtually(main)
+
+
+def test_told_to_stop_while_the_store_is_silent_it_ends() -> None:
+    class Silent(MemoryMailbox):
+        async def get(self, key: str, *, limit: int | None = None) -> bytes | None:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def main(place: Place) -> None:
+        place.mailbox, stopping = Silent("run"), asyncio.Event()
+        syncer = asyncio.ensure_future(serving(place, stopping))
+        await asyncio.sleep(30)
+        assert not syncer.done()
+        stopping.set()
+        async with asyncio.timeout(20):
+            assert await syncer == 0
+        assert "before it took part" in place.events(SessionEnded)[-1].reason
 
     virtually(main)
