@@ -19,7 +19,16 @@ from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.algorithms.mixing import divergence
 from gradientmail_core.clock import TimeOver
 from gradientmail_core.engine.gossip_gathering import Pace, Surroundings, list_leases, smoothed
-from gradientmail_core.engine.gossip_learner import Answer, Begun, Ended, GossipLearner, Moved, Rejoin, Renumber
+from gradientmail_core.engine.gossip_learner import (
+    Answer,
+    Begun,
+    Ended,
+    GossipLearner,
+    Moved,
+    Rejoin,
+    Renumber,
+    Unmixed,
+)
 from gradientmail_core.engine.gossip_presence import Presence
 from gradientmail_core.engine.gossip_roster import (
     Agreed,
@@ -262,6 +271,20 @@ class GossipNode(Life):
         for round_, _ in self._rounds:
             round_.leaving = True
         self._spawn(self._presence.beat("d"))
+        self._spawn(self._see_mixed())
+
+    async def _see_mixed(self) -> None:
+        """Tell the learner when Mix1 of its last round need not be waited for any more."""
+        assert self._learner is not None
+        with contextlib.suppress(TimeOver):
+            await self._host.clock.within(self._settings.timeout, self._mixed())
+        self._learner.deliver(Unmixed())
+
+    async def _mixed(self) -> None:
+        await self._opened.wait()
+        for round_, _ in self._rounds[-1:]:
+            if self._current is not None and round_.number == self._current.round and round_.taking_part:
+                await round_.mixed.wait()
 
     async def leave(self, patience: float) -> None:
         """Release the lease, once the means this node owes are made, or after ``patience`` seconds."""

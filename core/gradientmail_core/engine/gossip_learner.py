@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradientmail_core.algorithms.gossip import FactoredGossip
+from gradientmail_core.algorithms.mixing import Nothing
 from gradientmail_core.engine.learner import POISONED_MOST
 from gradientmail_core.engine.ledger import BEHIND, EMPTY, ROLLED_BACK, Account, Books, booked
 from gradientmail_core.errors import ConfigurationError
@@ -99,7 +100,12 @@ class Renumber:
     round: int
 
 
-Message: TypeAlias = Mixed | Mean | Answer | Rejoin | Renumber
+@dataclass(frozen=True, slots=True)
+class Unmixed:
+    """A node that finishes need not wait for Mix1 any more: what is not here does not come in time."""
+
+
+Message: TypeAlias = Mixed | Mean | Answer | Rejoin | Renumber | Unmixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,8 @@ class GossipState:
 
     ``moves`` are its outer steps since its momentum was zero; ``given`` are the steps and tokens of the round before,
     which the round's start stands for; ``lead`` is by how much the run's clock is ahead of its
-    own steps; ``step_then`` and ``tokens_then`` are the counters when the round began; ``account`` is what became of
-    the tokens of the rounds before.
+    own steps; ``step_then`` and ``tokens_then`` are the counters when the round began; ``holding`` says that the last
+    round is trained and waits for its mixed start; ``account`` is what became of the tokens of the rounds before.
     """
 
     round: int = 0
@@ -122,6 +128,7 @@ class GossipState:
     lead: int = 0
     waiting: bool = False
     finishing: bool = False
+    holding: bool = False
     poisoned: int = 0
     account: Account = EMPTY
 
@@ -175,6 +182,7 @@ def advanced(state: GossipState, round: int, sync_every: int, moves: int) -> Gos
         moves=moves,
         given=(state.steps, state.tokens - state.tokens_then) if moves else (0, 0),
         waiting=False,
+        holding=False,
         lead=max(state.lead, round * sync_every - state.local_step),
     )
 
@@ -241,14 +249,28 @@ class GossipLearner:
         changed = False
         while self._inbox:
             changed = self._take(self._inbox.popleft()) or changed
+        if self.state.holding and self._is_mixed:
+            changed = self._let_go()
         return changed
 
     def finish(self) -> None:
-        """End the round with what it has; the start after it is the last thing this node publishes."""
+        """End the round with the steps it has, from its mixed start; the start after it is the last one published.
+
+        The mixed start may be on its way: then the round ends in :meth:`align`, once it is here or is given up.
+        """
         self.align()
         self.state = replace(self.state, finishing=True)
         if not self.state.waiting and self.state.steps:
-            self._end_round()
+            self.state = replace(self.state, holding=True)
+            self.align()
+
+    @property
+    def _is_mixed(self) -> bool:
+        return isinstance(self._settings.mix1, Nothing) or len(self._mixes) == len(self._layouts)
+
+    def _let_go(self) -> bool:
+        self.state = replace(self.state, holding=False)
+        return self._end_round()
 
     def settle(self) -> None:
         """Set the model to the newest mean over all nodes, where one is complete; else leave it as it is."""
@@ -272,7 +294,7 @@ class GossipLearner:
         """Fragments whose mean is still awaited by a node that finishes."""
         if not self.state.finishing:
             return ()
-        here = {} if self.state.waiting else self._means
+        here = {} if self.state.waiting or self.state.holding else self._means
         return tuple(
             layout.fragment
             for layout in self._layouts
@@ -330,6 +352,8 @@ class GossipLearner:
                     self.state = replace(self.state, round=message.round)
                     self._mixes.clear()
                     self._begun()
+            case Unmixed():
+                return self.state.holding and self._let_go()
             case _:
                 assert_never(message)
         return False
@@ -419,6 +443,15 @@ class GossipLearner:
         self._applied(Moved(state.round, state.steps, answer.partners, mixed, answer.waited))
         self._begun()
 
+    @property
+    def _share(self) -> float:
+        """How much of an outer step the round gets: all of it, or its share of the steps where the node leaves.
+
+        Momentum stands for a whole round: after a step or two it would carry the run away from what they trained.
+        """
+        state = self.state
+        return min(state.steps / self._settings.sync_every, 1.0) if state.finishing else 1.0
+
     def _move_fragment(self, layout: FragmentLayout, gradient: Flat, participants: int) -> None:
         number, start = layout.fragment, self._starts[layout.fragment]
         mixed = self._mixes.get(number)
@@ -436,10 +469,16 @@ class GossipLearner:
                 kernels.copy(mixed[index * layout.size : (index + 1) * layout.size], values)
         buffers = buffer_spans(layout)
         plain = [theta[span] - gradient[span] for span in buffers]
+        share, trained = self._share, None
+        if share < 1.0:
+            trained = np.empty(layout.size, np.float32)
+            kernels.subtract(theta, gradient, trained)
         self._settings.outer.step(theta, gradient, self._state[number], self.state.moves + 1, participants)
         for span, values in zip(buffers, plain, strict=True):
             theta[span] = values
             for state in self._state[number]:
                 state[span] = 0.0
+        if trained is not None:
+            theta = np.float32(share) * theta + np.float32(1.0 - share) * trained
         self._starts[number] = theta
         self._model.write(layout, theta)

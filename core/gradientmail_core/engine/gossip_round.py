@@ -69,7 +69,10 @@ class Exchanged:
 
 
 class GossipRound:
-    """A round of this node with its roster. ``deliver`` and ``hurry`` lead to the learner."""
+    """A round of this node with its roster. ``deliver`` and ``hurry`` lead to the learner.
+
+    ``mixed`` is set once Mix1 of every fragment was delivered; ``leaving`` is set from outside.
+    """
 
     def __init__(
         self,
@@ -101,6 +104,8 @@ class GossipRound:
         self._taken_records: dict[int, MeanRecord] = {}
         self._bells = {layout.fragment: Bell() for layout in here.run.layouts}
         self._spreads: dict[int, float] = {}
+        self._unmixed = {layout.fragment for layout in here.run.layouts}
+        self.mixed = asyncio.Event()
         self.leaving = False
 
     # -- what the roster says ------------------------------------------------------------------------------
@@ -347,7 +352,13 @@ class GossipRound:
         self._deliver(Mean(self.number, record.fragment, mean.values))
         if isinstance(self._run.settings.mix1, All):
             self._deliver(Mixed(self.number, record.fragment, mean.values))
+            self._is_mixed(record.fragment)
         return True
+
+    def _is_mixed(self, fragment: int) -> None:
+        self._unmixed.discard(fragment)
+        if not self._unmixed:
+            self.mixed.set()
 
     async def _mix_locally(self, fragment: int) -> None:
         """Mix1 with some peers: gather, average, and again for each further stage."""
@@ -361,6 +372,7 @@ class GossipRound:
             if stage + 1 < self._stages(mix):
                 await self._give("start", stage + 1, wire, mixed, self._here.means.newest(fragment))
                 own = await self._own_share("start", stage + 1, fragment)
+        self._is_mixed(fragment)
 
     async def _mean(self, layout: FragmentLayout, own: Vector | None, found: dict[str, Vector]) -> Flat:
         """The mean of what was found and this node's own share, in node order."""

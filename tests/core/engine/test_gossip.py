@@ -12,7 +12,7 @@ from gradientmail_core.errors import RunMismatch
 from gradientmail_core.events import Disagreement, Rejoined, RoundMixed
 from gradientmail_core.protocol.gossip import RosterKey
 from gradientmail_core.sim.gossip import Bowl
-from tests.core.engine.gossip_parts import EXACT, virtually
+from tests.core.engine.gossip_parts import EXACT, TIMEOUTS, virtually
 
 QUICK = FactoredGossip(sync_every=10, fragments=2, mix2=Pair(), timeout=3.0)
 
@@ -46,6 +46,31 @@ def test_every_preset_trains_together_and_leaves_at_the_mean(settings):
     assert min(rounds) >= 11 and spread(nodes) < 0.25
     pairs = [(one.model.flat(), other.model.flat()) for one in nodes for other in nodes]
     assert max(float(np.abs(one - other).max()) for one, other in pairs) < 0.1
+
+
+@pytest.mark.parametrize("settings", [FactoredGossip.global_m1(10), FactoredGossip.noloco(10)])
+def test_nodes_that_leave_one_by_one_end_their_last_rounds_mixed(settings):
+    async def main(place):
+        for number in range(3):
+            place.launch(f"n{number}", settings, steps=101 + number, min_nodes=3)
+        await place.ended()
+        return [place.events(RoundMixed, node.name)[-1] for node in place.nodes]
+
+    assert all(last.mixed == settings.fragments for last in virtually(main))
+
+
+def test_leaving_waits_no_longer_for_a_mixed_start_than_for_anything_else():
+    async def main(place):
+        first = place.launch("a", FactoredGossip.global_m1(10, timeout=5.0), steps=41, min_nodes=2)
+        other = place.launch("b", FactoredGossip.global_m1(10, timeout=5.0), steps=1000, min_nodes=2)
+        while not (first.learner and first.learner.state.local_step >= 40):
+            await asyncio.sleep(0.05)
+        await other.kill()
+        began = place.loop.time()
+        await place.ended(first)
+        return place.loop.time() - began
+
+    assert virtually(main) < TIMEOUTS.lease + 3 * 5.0
 
 
 def test_global_m1_never_waits():

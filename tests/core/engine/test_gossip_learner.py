@@ -16,6 +16,7 @@ from gradientmail_core.engine.gossip_learner import (
     Mixed,
     Rejoin,
     Renumber,
+    Unmixed,
     is_over,
 )
 from gradientmail_core.errors import ConfigurationError
@@ -211,6 +212,7 @@ def test_a_sound_round_forgives_earlier_ones():
 def test_finishing_ends_the_round_and_waits_for_its_mean():
     bench = Bench(FREE)
     bench.train(1)
+    bench.mix(0, 0.0)
     bench.learner.finish()
     assert bench.begun[-1].round == 1 and bench.learner.outstanding == (0, 1)
     bench.learner.deliver(Mean(0, 0, bench.vectors(5.0)[0]))
@@ -222,10 +224,48 @@ def test_finishing_ends_the_round_and_waits_for_its_mean():
     assert bench.values == {5.0} and bench.learner.outstanding == ()
 
 
+def test_finishing_waits_for_the_mixed_start_of_the_last_round():
+    bench = Bench(FREE)
+    bench.train(1)
+    bench.learner.finish()
+    assert bench.begun[-1].round == 0 and bench.learner.outstanding == (0, 1)
+    bench.learner.deliver(Mean(0, 0, bench.vectors(10.0)[0]))
+    bench.learner.deliver(Mean(0, 1, bench.vectors(10.0)[1]))
+    bench.learner.align()
+    assert bench.begun[-1].round == 0 and bench.learner.outstanding == (0, 1)
+    bench.mix(0, 10.0)
+    assert bench.learner.align() and bench.values == {9.0}
+    assert bench.begun[-1].round == 1 and bench.learner.outstanding == (0, 1)
+
+
+def test_finishing_gives_up_a_mixed_start_that_does_not_come():
+    bench = Bench(FREE)
+    bench.train(1)
+    bench.learner.finish()
+    bench.learner.deliver(Unmixed())
+    assert bench.learner.align() and bench.values == {-1.0} and bench.begun[-1].round == 1
+    bench.learner.deliver(Unmixed())
+    assert not bench.learner.align() and bench.begun[-1].round == 1
+
+
+def test_what_a_last_round_trained_is_not_run_over_by_momentum():
+    bench = Bench(replace(FREE, outer=Nesterov(lr=1.0, momentum=0.9, warmup=0.0)))
+    for _ in range(8):
+        bench.train(3)
+    before = bench.values.pop()
+    bench.train(1)
+    bench.learner.finish()
+    bench.learner.deliver(Unmixed())
+    bench.learner.align()
+    whole, trained = before - (1.0 + 0.9 * (0.9 * sum(3 * 0.9**n for n in range(8)) + 1.0)), before - 1.0
+    assert bench.values.pop() == pytest.approx(whole / 3 + trained * 2 / 3, rel=1e-5)
+
+
 def test_settling_without_a_mean_keeps_the_model():
     bench = Bench(FREE)
     bench.train(1)
     bench.learner.finish()
+    bench.learner.deliver(Unmixed())
     bench.learner.settle()
     assert bench.values == {-1.0}
 
