@@ -342,6 +342,9 @@ class GossipRound:
         return self._run.settings.timeout + (0.0 if pace.round is None else TAKEN_OVER_AFTER * pace.round)
 
     async def _taken(self, record: MeanRecord) -> bool:
+        """Take in what a record names; False where that cannot be read, or is a change to a mean that is not here."""
+        if record.base is not None and self._here.means.named(record.fragment, record.base) is None:
+            return False
         mean = await mean_values(self._host, self._run, self._here.means, record)
         if isinstance(mean, Rejected):
             self._here.board.ignored(record.payload.key, mean.reason)

@@ -505,10 +505,12 @@ class Session(Readings):
 
     def _leave_poisoned(self) -> None:
         cause = f"The run refused {POISONED_MOST} snapshots of {self.node} in a row for their values."
+        detail = " They are not finite, or far too large."
+        if isinstance(self._learner, GossipLearner):
+            cause, detail = f"{POISONED_MOST} rounds of {self.node} in a row ended in values that are not finite.", ""
         self.abort(cause)
         raise SessionFailed(
-            f"{cause} They are not finite, or far too large.",
-            "Check this node's learning rate, data, precision and hardware before it joins again.",
+            cause + detail, "Check this node's learning rate, data, precision and hardware before it joins again."
         )
 
     def _emitter(self, callbacks: Sequence[Callback]) -> Callback:

@@ -19,6 +19,7 @@ from gradientmail_core.engine.gossip_shares import (
     opened_share,
     read_mean,
 )
+from gradientmail_core.events import ObjectIgnored
 from gradientmail_core.protocol.gossip import MeanKey, MeanRecord, RosterKey, ShareKey
 from tests.core.engine.gossip_parts import EXACT, live, roster, virtually
 
@@ -179,6 +180,23 @@ def test_a_guest_gives_nothing_and_takes_the_means():
 
     mixes, partners, took = virtually(main)
     assert mixes == {0: 4.0} and partners == () and took == 0.0
+
+
+def test_a_change_to_a_mean_that_a_newcomer_does_not_hold_is_no_fault():
+    async def main(place):
+        bench = await Bench.of(place)
+        newcomer = Bench(place, replace(bench.here, means=Means()))
+        newcomer.round.roster, newcomer.round.taking_part = bench.round.roster, False
+        newcomer.run()
+        bench.run()
+        await bench.give("b", "start", 5.0)
+        await asyncio.sleep(30.0)
+        await bench.end()
+        await newcomer.end()
+        return newcomer.of_kind(Mixed), place.events(ObjectIgnored)
+
+    mixes, ignored = virtually(main)
+    assert mixes == {0: 4.0} and not ignored
 
 
 def test_partial_mix1_averages_over_peers_without_any_averager():
