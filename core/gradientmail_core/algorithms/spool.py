@@ -7,6 +7,7 @@ merge half as much time again. The map lives as long as anyone holds what :meth:
 merge that is still running when its round is given up reads what it began with.
 """
 
+import logging
 import mmap
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from gradientmail_core.errors import ConfigurationError, GradientMailError
 from gradientmail_core.tensors.encoded import Encoded, InMemory
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.parts import Bytes
+
+logger = logging.getLogger("gradientmail")
 
 
 class SpoolFailed(GradientMailError):
@@ -37,6 +40,7 @@ class Spool:
         self._room = budget
         self.spooled = 0
         """Bytes on disk."""
+        self._told = False
 
     def kept(self, held: InMemory) -> Encoded:
         """The contribution, in memory or on disk.
@@ -53,6 +57,16 @@ class Spool:
         borders = pairwise(accumulate((part.nbytes for part in held.parts), initial=0))
         bytes_ = np.frombuffer(file, np.uint8)
         return OnDisk(file, InMemory(held.codec, [bytes_[begin:end] for begin, end in borders]))
+
+    def overflowed(self, error: OSError) -> None:
+        """Say once, of a round whose contributions stay in memory beyond the budget, why they do."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "a round's contributions stay in memory beyond merge_memory, because the disk cannot hold them: %s. "
+                "Free some space where TMPDIR is, point it elsewhere, or raise merge_memory.",
+                error.strerror or error,
+            )
 
 
 @dataclass(frozen=True, slots=True)

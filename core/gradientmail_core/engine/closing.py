@@ -7,7 +7,6 @@ that. Equal inputs give equal payload bytes on every node, so it does not matter
 """
 
 import asyncio
-import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,10 +122,13 @@ def _unfit(plain: Body, node: str, run: Run) -> Refusal:
 
 
 def _kept(delta: InMemory, spool: Spool | None) -> Encoded:
-    if spool is not None:
-        with contextlib.suppress(OSError):  # a full disk: memory has to do
-            return spool.kept(delta)
-    return delta
+    if spool is None:
+        return delta
+    try:
+        return spool.kept(delta)
+    except OSError as error:  # a full disk: memory has to do
+        spool.overflowed(error)
+        return delta
 
 
 def _reason_against(record: SnapshotRecord, payload: Payload, node: str, round: int, head: Head) -> Reason | None:

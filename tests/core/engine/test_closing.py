@@ -1,7 +1,9 @@
 """Closing: what is merged and why not, equal bytes from equal inputs, and records that every reader takes."""
 
+import errno
 import json
 import struct
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -460,6 +462,20 @@ def test_a_compressed_bomb_is_refused() -> None:
     bomb = compress(bytes(2**26), 4)
     assert len(bomb) < 2**20
     assert verdict(bytes(bomb)) == Refusal("a", "", "", "corrupt")
+
+
+def test_a_full_disk_keeps_contributions_in_memory_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(prefix: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    spool = Spool(0)
+    accepted = [judged(body_of(node), node, ROUND, HEAD, RUN, spool) for node in "bcd"]
+    assert all(isinstance(each, Accepted) for each in accepted) and spool.spooled == 0
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "merge_memory" in said[0] and "No space left" in said[0] and "TMPDIR" in said[0]
 
 
 def test_spooled_contributions_merge_to_the_same_bytes() -> None:
