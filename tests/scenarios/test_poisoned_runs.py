@@ -6,13 +6,14 @@ with poison in it can be held against one without, round by round and byte by by
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.engine.closing import SNAPSHOT_METADATA
 from gradientmail_core.events import ObjectIgnored
 from gradientmail_core.mailbox.base import Body, CreateOutcome, Entry, Mailbox
@@ -26,6 +27,7 @@ from gradientmail_core.tensors.schema import FragmentLayout, Piece
 from tests.core.engine.parts import SETTINGS, Place, run_of, virtually
 
 TOGETHER = replace(SETTINGS, overlap_steps=0, quorum_size=3, sync_every=10, follow=False)
+PAIR = replace(TOGETHER, quorum_size=1)
 LAYOUTS = run_of(TOGETHER).layouts
 CODEC = codec_named("F32")
 STEPS = 160
@@ -80,6 +82,7 @@ def cut(payload: Payload, layout: FragmentLayout) -> bytes:
 
 
 POISON: tuple[tuple[Forge, set[str]], ...] = (
+    (filled(1e30), {"outlier"}),
     (filled(np.nan), {"nonfinite"}),
     (filled(np.inf), {"nonfinite"}),
     (cut, {"corrupt"}),
@@ -92,19 +95,18 @@ POISON: tuple[tuple[Forge, set[str]], ...] = (
     (changed(steps=0), {"zero_steps"}),
     (changed(base="f" * 64), {"stale"}),
     (changed(run="e" * 32), {"run"}),
-    (filled(1e30), {"outlier"}),
     (grown(1e4), {"outlier"}),
     (filled(-1e30), {"outlier"}),
     (filled(3e38), {"outlier", "nonfinite"}),
 )
-"""Outliers last: a chain's first three rounds know none."""
+"""The finer outliers last: what is usual is known from a chain's fourth round on, what is absurd from its first."""
 
 
 class Poisoner(Mailbox):
     """A way to the store that turns the node's snapshot for version ``v`` into the ``v``-th poison."""
 
-    def __init__(self, store: Mailbox) -> None:
-        self._store = store
+    def __init__(self, store: Mailbox, poison: Sequence[tuple[Forge, set[str]]] = POISON) -> None:
+        self._store, self._poison = store, poison
         self.sent: dict[int, set[str]] = {}
 
     @property
@@ -117,7 +119,7 @@ class Poisoner(Mailbox):
             version, fragment = divmod(delta.round, TOGETHER.fragments)
             payload = parse_payload(bytes(body), LAYOUTS[fragment], CODEC)
             assert not isinstance(payload, Malformed)
-            forge, reasons = POISON[(version - 1) % len(POISON)]
+            forge, reasons = self._poison[(version - 1) % len(self._poison)]
             self.sent[delta.round] = reasons
             body = forge(payload, LAYOUTS[fragment])
         await self._store.put(key, body)
@@ -154,11 +156,16 @@ class Played:
         ]
 
 
-def played(beside: Callable[[Place], Awaitable[None]] | None = None, min_nodes: int = 3) -> Played:
-    """Three clean nodes train ``STEPS`` steps together, with something beside them."""
+def played(
+    beside: Callable[[Place], Awaitable[None]] | None = None,
+    min_nodes: int = 3,
+    names: str = "abc",
+    settings: DiLoCo = TOGETHER,
+) -> Played:
+    """Clean nodes train ``STEPS`` steps together, with something beside them."""
 
     async def main(place: Place) -> Played:
-        nodes = [place.launch(name, settings=TOGETHER, steps=STEPS, min_nodes=min_nodes) for name in "abc"]
+        nodes = [place.launch(name, settings=settings, steps=STEPS, min_nodes=min_nodes) for name in names]
         other = asyncio.ensure_future(beside(place)) if beside is not None else None
         await asyncio.gather(*(node.task for node in nodes if node.task is not None))
         if other is not None:
@@ -206,6 +213,22 @@ def test_a_bad_node_costs_no_round_and_no_bit_and_each_rejection_is_recorded_onc
     for record in found.records:
         assert [refusal.node for refusal in record.refusals] == ["d"]
         assert record.refusals[0].reason in sent[record.round], (record.round, record.refusals)
+
+
+def test_of_two_nodes_the_one_that_is_absurd_from_the_first_round_on_is_refused() -> None:
+    """Whichever comes first; nothing that it sends is in a commit."""
+    for pace in (0.05, 0.09):
+
+        async def bad(place: Place, pace: float = pace) -> None:
+            node = place.launch("d", settings=PAIR, steps=STEPS, role="learner", min_nodes=2, step_seconds=pace)
+            node.mailbox = Poisoner(node.mailbox, ((grown(1e6), {"outlier"}),))
+            assert node.task is not None
+            await node.task
+
+        found = played(bad, min_nodes=2, names="a", settings=PAIR)
+        assert len(found.records) >= VERSIONS * PAIR.fragments
+        assert {tuple(nodes) for _, nodes, _ in found.committed} == {("a",)}
+        assert {refusal.reason for record in found.records for refusal in record.refusals} == {"outlier"}
 
 
 PREFIXES = (

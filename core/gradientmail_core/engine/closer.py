@@ -5,6 +5,7 @@ moment another node's commit may come first; then that one stands and this node'
 """
 
 import asyncio
+import math
 
 import numpy as np
 
@@ -60,6 +61,7 @@ from gradientmail_core.protocol.fields import Rejected
 from gradientmail_core.protocol.keys import DeltaKey, delta_prefix, parse_live
 from gradientmail_core.protocol.records import Refusal, RoundRecord, Section
 from gradientmail_core.tensors.buffers import wire_codec
+from gradientmail_core.tensors.kernels import sum_of_squares
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.payload import payload_bytes_max
 from gradientmail_core.tensors.schema import FragmentLayout
@@ -90,7 +92,7 @@ class Closer(ChainView):
                 now = self._host.clock.now()
                 self._unlock(now)
                 if self.gathering.quorum_at is None and self.gathering.accepted:
-                    fit = sound(self.gathering, self.head.version + 1, self.head.estimates)
+                    fit = sound(self.gathering, self.head.version + 1, self.head.estimates, self._size)
                     self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from(), fit)
                 closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
@@ -251,7 +253,7 @@ class Closer(ChainView):
         head = self.head
         if (replaced := await self._replaced()) is not None:
             return replaced
-        gathering = without_outliers(self.gathering, head.version + 1, head.estimates)
+        gathering = without_outliers(self.gathering, head.version + 1, head.estimates, self._size)
         result = await self._merged(gathering)
         if isinstance(result, Decided):
             return result
@@ -297,6 +299,10 @@ class Closer(ChainView):
             return None
         state = await read_round(self._host.mailbox, self._run.id, self.head.record.round)
         return state if isinstance(state, Decided) and state.digest != self.head.digest else None
+
+    def _size(self) -> float:
+        """The L2 norm of the fragment's committed parameters."""
+        return math.sqrt(sum_of_squares(self.theta))
 
     async def _merged(self, gathering: Gathering) -> Merger | Decided | None:
         if not gathering.accepted:

@@ -7,7 +7,7 @@ adaptive grace): half of what remains of the steps that may run ahead, at most o
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -18,6 +18,7 @@ GRACE_SHARE = 0.5
 OUTLIER_FACTOR = 10.0
 OUTLIER_PEERS = 4
 OUTLIER_FREE_VERSIONS = 3
+ABSURD_FACTOR = 1000.0
 BLEND = 0.1
 
 
@@ -142,35 +143,60 @@ def closes_at(gathering: Gathering, live: Collection[str], settings: DiLoCo, est
     return gathering.quorum_at + grace_seconds(settings, estimates, step_seconds(gathering, estimates))
 
 
-def without_outliers(gathering: Gathering, version: int, estimates: Estimates) -> Gathering:
-    """The gathering with snapshots of absurd norm refused, never the only one, never in a chain's first rounds.
+def without_outliers(
+    gathering: Gathering, version: int, estimates: Estimates, size: Callable[[], float] = lambda: math.inf
+) -> Gathering:
+    """The gathering with snapshots of absurd norm refused, never the only one.
 
     A snapshot is an outlier if its norm per sqrt(steps) is over ten times the median of the accepted when there
-    are four or more, else over ten times the chain's average.
+    are four or more, else over ten times the chain's average. In a chain's first rounds nothing is known of what is
+    usual and nodes may differ for good reasons: there it takes a norm a thousand times the others' lower median,
+    whatever steps they claim, and longer than ``size()``, the L2 norm of the parameters it would move.
     """
     count = len(gathering.accepted)
-    if version <= OUTLIER_FREE_VERSIONS or count < 2:
+    if count < 2:
         return gathering
-    paces = [snapshot.pace for snapshot in gathering.accepted]
-    usual = statistics.median(paces) if count >= OUTLIER_PEERS else estimates.norm
-    kept = tuple(snapshot for snapshot in gathering.accepted if usual <= 0 or snapshot.pace <= OUTLIER_FACTOR * usual)
-    if not kept or len(kept) == count:
-        return gathering
-    out = [snapshot for snapshot in gathering.accepted if snapshot not in kept]
+    if version <= OUTLIER_FREE_VERSIONS:
+        kept = tuple(one for one in gathering.accepted if not _is_absurd(one, gathering.accepted, size))
+    else:
+        usual = _median_pace(gathering) if count >= OUTLIER_PEERS else estimates.norm
+        kept = tuple(one for one in gathering.accepted if usual <= 0 or one.pace <= OUTLIER_FACTOR * usual)
+    return _with_outliers(gathering, kept) if 0 < len(kept) < count else gathering
+
+
+def _median_pace(gathering: Gathering) -> float:
+    return statistics.median(snapshot.pace for snapshot in gathering.accepted)
+
+
+def _is_absurd(snapshot: Accepted, accepted: Sequence[Accepted], size: Callable[[], float]) -> bool:
+    others = [other.norm for other in accepted if other is not snapshot and other.norm > 0]
+    return bool(others) and snapshot.norm > ABSURD_FACTOR * statistics.median_low(others) and snapshot.norm > size()
+
+
+def _with_outliers(gathering: Gathering, kept: tuple[Accepted, ...]) -> Gathering:
+    """The gathering in which everything else that was accepted is refused as an outlier."""
     refused = tuple(
-        Refusal(snapshot.record.node, snapshot.record.incarnation, snapshot.digest, "outlier") for snapshot in out
+        Refusal(snapshot.record.node, snapshot.record.incarnation, snapshot.digest, "outlier")
+        for snapshot in gathering.accepted
+        if snapshot not in kept
     )
     return replace(gathering, accepted=kept, refused=(*gathering.refused, *refused))
 
 
-def sound(gathering: Gathering, version: int, estimates: Estimates) -> tuple[Accepted, ...]:
+def sound(
+    gathering: Gathering, version: int, estimates: Estimates, size: Callable[[], float] = lambda: math.inf
+) -> tuple[Accepted, ...]:
     """The accepted snapshots that may make a quorum: those that are no outliers.
 
-    A lone one is held against the chain's average: it is merged if nobody else comes, and nobody is left out for it.
+    A lone one is held against the chain's average, in the first rounds against the parameters' norm where they are
+    not zero: it is merged if nobody else comes, and nobody is left out for it.
     """
-    if len(gathering.accepted) == 1 and version > OUTLIER_FREE_VERSIONS and estimates.norm > 0:
-        return tuple(one for one in gathering.accepted if one.pace <= OUTLIER_FACTOR * estimates.norm)
-    return without_outliers(gathering, version, estimates).accepted
+    if len(gathering.accepted) != 1:
+        return without_outliers(gathering, version, estimates, size).accepted
+    (lone,) = gathering.accepted
+    if version <= OUTLIER_FREE_VERSIONS:
+        return (lone,) if lone.norm <= (size() or math.inf) else ()
+    return (lone,) if lone.pace <= OUTLIER_FACTOR * (estimates.norm or math.inf) else ()
 
 
 def shares(accepted: Sequence[Accepted], ramp: int = 0) -> tuple[float, ...]:
@@ -210,5 +236,5 @@ def blended(estimates: Estimates, gathering: Gathering, *, grace: float, sync: f
         quorum=blend(estimates.quorum, quorum),
         sync=blend(estimates.sync, sync),
         grace=grace,
-        norm=blend(estimates.norm, statistics.median(snapshot.pace for snapshot in gathering.accepted)),
+        norm=blend(estimates.norm, _median_pace(gathering)),
     )

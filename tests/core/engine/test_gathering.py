@@ -214,10 +214,10 @@ def test_the_rounds_step_time_is_the_median_of_those_who_know_theirs() -> None:
 # -- outliers ----------------------------------------------------------------------------------------------
 
 
-def judge(*paces: float, version: int = 9, norm: float = 1.0) -> list[str]:
+def judge(*paces: float, version: int = 9, norm: float = 1.0, size: float = math.inf) -> list[str]:
     """Names (a, b, c ...) of those kept."""
     gathering = gathered(*(snapshot(chr(97 + index), pace=pace) for index, pace in enumerate(paces)))
-    judged = without_outliers(gathering, version, Estimates(norm=norm))
+    judged = without_outliers(gathering, version, Estimates(norm=norm), lambda: size)
     kept = [one.record.node for one in judged.accepted]
     out = [one.node for one in judged.refused]
     assert sorted(kept + out) == sorted(one.record.node for one in gathering.accepted)
@@ -248,8 +248,32 @@ def test_outliers(paces: tuple[float, ...], norm: float, kept: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "kept"), [(1, "ab"), (2, "ab"), (3, "ab"), (4, "a")])
-def test_a_chains_first_three_rounds_know_no_outlier(version: int, kept: str) -> None:
+def test_a_chains_first_three_rounds_know_no_usual_norm(version: int, kept: str) -> None:
     assert judge(1.0, 99.0, version=version) == list(kept)
+
+
+@pytest.mark.parametrize(
+    ("paces", "size", "kept"),
+    [
+        ((1.0, 1001.0), 10.0, "a"),
+        ((1001.0, 1.0), 10.0, "b"),
+        ((1.0, 1000.0), 10.0, "ab"),  # exactly a thousand times the other stays
+        ((1.0, 1001.0), 1e9, "ab"),  # next to nothing was trained by "a": "b" moves less than the parameters' length
+        ((0.0, 1001.0), 10.0, "ab"),  # nothing was trained by "a"
+        ((0.0, 1.0, 1001.0), 10.0, "ab"),
+        ((1.0, 2.0, 1e6, 1e6), 10.0, "ab"),  # the lower median of the others
+        ((1e6, 2e6), 10.0, "ab"),  # never all of them
+        ((1e6,), 10.0, "a"),
+    ],
+)
+def test_what_is_absurd_is_refused_from_the_first_round_on(paces: tuple[float, ...], size: float, kept: str) -> None:
+    assert judge(*paces, version=1, norm=0.0, size=size) == list(kept)
+
+
+@pytest.mark.parametrize(("size", "counts"), [(4.0, True), (3.9, False), (0.0, True)])
+def test_a_lone_first_delta_longer_than_the_parameters_makes_no_quorum(size: float, counts: bool) -> None:
+    lone = snapshot("a", pace=1.0)
+    assert sound(gathered(lone), 1, Estimates(), lambda: size) == ((lone,) if counts else ())
 
 
 def test_a_long_round_is_no_outlier() -> None:
