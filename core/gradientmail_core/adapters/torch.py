@@ -15,11 +15,12 @@ Sharded parameters (DTensor) are gathered by ``read`` and scattered by ``write``
 there, and every rank of the mesh must call them with the same layouts in the same order.
 """
 
+import gc
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, TypeGuard, get_args
 
 import torch
 from torch import Tensor, nn
@@ -178,9 +179,17 @@ class TorchModel:
         self._optimizers.add(getattr(optimizer, "_optimizer", optimizer))
 
     def reset_optimizer(self) -> None:
-        """Clear the state of every tracked optimizer in place, as if it had never stepped."""
-        for optimizer in list(self._optimizers):
+        """Clear the state of every tracked optimizer in place, as if it had never stepped.
+
+        Where none is tracked, as in a loop of the user's own, these are all optimizers that hold a parameter of the
+        module: moments that are not finite would poison it again at the next step.
+        """
+        for optimizer in list(self._optimizers) or self._found_optimizers():
             _clear(optimizer)
+
+    def _found_optimizers(self) -> list[torch.optim.Optimizer]:
+        own = {id(parameter) for parameter in self.module.parameters()}
+        return [found for found in gc.get_objects() if _is_optimizer(found) and _steps_on(found, own)]
 
     def newly_trainable(self) -> list[str]:
         """Canonical names of parameters that are trainable now and were not when the schema was made."""
@@ -308,6 +317,15 @@ def _scatter(parameter: DTensor, piece: Piece, values: Tensor) -> None:
         full = parameter.full_tensor().clone()
         _rows(full, piece).copy_(values)
     parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements))
+
+
+def _is_optimizer(found: object) -> TypeGuard[torch.optim.Optimizer]:
+    """By the type itself: many objects answer ``isinstance`` with code of their own."""
+    return issubclass(type(found), torch.optim.Optimizer) and hasattr(found, "param_groups")
+
+
+def _steps_on(optimizer: torch.optim.Optimizer, parameters: Collection[int]) -> bool:
+    return any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _clear(optimizer: torch.optim.Optimizer) -> None:

@@ -366,6 +366,15 @@ def test_a_reset_optimizer_steps_like_a_new_one(kind):
     assert torch.equal(trained(optimizer, module.weight), fresh)
 
 
+def test_without_a_tracked_optimizer_those_that_hold_the_modules_parameters_are_reset():
+    module, stranger = module_of(weight=torch.ones(3)), module_of(weight=torch.ones(3))
+    own, other = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (module, stranger))
+    trained(own, module.weight)
+    trained(other, stranger.weight)
+    TorchModel(module).reset_optimizer()
+    assert not own.state and other.state
+
+
 def test_a_tracked_optimizer_may_go():
     module = module_of(weight=torch.ones(3))
     model = TorchModel(module)

@@ -261,6 +261,24 @@ def test_a_node_that_sends_poison_is_rolled_back_and_leaves() -> None:
         assert torch.equal(before, committed), "no poison was committed"
 
 
+@pytest.mark.parametrize("algorithm", [
+    gm.DiLoCo(sync_every=2, fragments=1, in_flight=1, overlap_steps=0, follow=False), gm.FactoredGossip.global_m1(2)
+])  # fmt: skip
+def test_one_batch_that_is_not_finite_costs_a_round_and_no_more(algorithm: gm.DiLoCo | gm.FactoredGossip) -> None:
+    """In a loop of one's own: the optimizer's moments, which took in the NaN, go back with the parameters."""
+    module = network()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    with gm.Session(module, mailbox=gm.MemoryMailbox(), algorithm=algorithm, callbacks=[]) as session:
+        for step in range(30):
+            optimizer.zero_grad()
+            inputs = torch.full((4, 8), float("nan") if step == 5 else 1.0)
+            module(inputs).square().sum().backward()
+            optimizer.step()
+            session.step(4)
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+    assert session.ledger.merged >= 80
+
+
 def test_counts_of_any_integer_type_are_taken_and_others_refused() -> None:
     with gm.Session(network(), mailbox=gm.MemoryMailbox(), algorithm=gm.DiLoCo(sync_every=2, fragments=1)) as session:
         session.step(np.int64(4))  # type: ignore[arg-type]  # a whole number all the same
