@@ -30,7 +30,8 @@ from benchmarks.quality.tables import difference
 from benchmarks.quality.trial import HELD_OUT_WINDOWS, Node, Trial, corpus, text_digest
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.algorithms.gossip import FactoredGossip, gossip_from, selected, selection
-from gradientmail_core.algorithms.mixing import Decode, Mix, Pair, divergence, mean_of, partners
+from gradientmail_core.algorithms.mixing import All, Decode, Mix, divergence, mean_of, partners
+from gradientmail_core.algorithms.outer import Nesterov
 from gradientmail_core.engine.gossip_learner import Answer, Begun, Ended, GossipLearner, Mixed, Rejoin
 from gradientmail_core.tensors.model import Flat
 from gradientmail_core.tensors.schema import FragmentLayout
@@ -43,6 +44,7 @@ NODES, STEPS, SYNC_EVERY = 8, 1000, 50
 EVALUATIONS = 4
 PROBED_WINDOWS = 8
 SYNC_DP, DILOCO = "Sync-DP", "DiLoCo"
+SLOWLY = ", warm-up 10"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +82,27 @@ class GossipTrial:
 
 
 def variants(sync_every: int = SYNC_EVERY) -> dict[str, FactoredGossip | None]:
-    """What is compared. DiLoCo is the mix of everything, which the tests hold equal to the engine's DiLoCo.
+    """What is compared: the presets, and beside them what shows why they are so.
 
-    GlobalM1LocalM2 is played with the least Mix2, pairs, and with the three peers of the preset.
+    DiLoCo is the mix of everything, which the tests hold equal to the engine's DiLoCo, with the outer optimizer that
+    ``DiLoCo()`` has. What ends in "warm-up 10" has the outer optimizer that all presets had at first.
     """
     exact: dict[str, object] = {"fragments": 1, "follow": False, "delta_codec": "F32"}
-    everything = FactoredGossip.global_m1(sync_every, **exact)
+    alone = FactoredGossip.global_m1(sync_every, **exact)
+    everything = replace(alone, mix2=All(), outer=Nesterov())
     sensitive = FactoredGossip.global_m1_local_m2(sync_every, **exact)
+    on_all, slowly = replace(sensitive, mix2_on=()), Nesterov(warmup=10.0)
     return {
         SYNC_DP: None,
-        DILOCO: replace(everything, mix2=everything.mix1),
-        "GlobalM1LocalM2": replace(sensitive, mix2=Pair()),
-        "GlobalM1LocalM2, three peers": sensitive,
-        "GlobalM1LocalM2, three peers on all": replace(sensitive, mix2_on=()),
-        "GlobalM1": everything,
+        DILOCO: everything,
+        "GlobalM1": alone,
+        "GlobalM1LocalM2": sensitive,
+        "GlobalM1LocalM2, three peers twice on all": replace(on_all, rounds=2),
         "NoLoCo": FactoredGossip.noloco(sync_every, **exact),
+        DILOCO + SLOWLY: replace(everything, outer=slowly),
+        "GlobalM1LocalM2, three peers on all" + SLOWLY: replace(on_all, outer=slowly),
+        "GlobalM1LocalM2" + SLOWLY: replace(sensitive, outer=slowly),
+        "GlobalM1, Nesterov" + SLOWLY: replace(alone, outer=slowly),
     }
 
 
@@ -176,7 +184,7 @@ class _Fleet:
         number = self.learners[0].state.round
         starts = {name: begun.vectors[0] for name, begun in self._begun.items()}
         for name, learner in zip(self.names, self.learners, strict=True):
-            mixed = self._mixed(self.settings.mix1, name, starts, number)
+            mixed = self._mixed(self.settings.mix1, name, starts, number, 0)
             if mixed is not None:
                 learner.deliver(Mixed(number, 0, mixed))
         for node, learner in zip(self.nodes, self.learners, strict=True):
@@ -186,21 +194,24 @@ class _Fleet:
         self._answer(number)
 
     def _answer(self, number: int) -> None:
-        gradients = {name: ended.gradients[0] for name, ended in self._ended.items() if ended.round == number}
-        answers = {}
-        for name in gradients:
-            own, mixed = gradients[name].copy(), self._mixed(self.settings.mix2, name, gradients, number)
-            if mixed is not None:
-                for start, stop in self._spans:
-                    own[start:stop] = mixed[start:stop]
-            answers[name] = own
+        gradients = {name: ended.gradients[0].copy() for name, ended in self._ended.items() if ended.round == number}
+        for stage in range(self.settings.rounds):
+            gradients = {name: self._exchanged(name, gradients, number, stage) for name in gradients}
         for name, learner in zip(self.names, self.learners, strict=True):
-            if name in answers:
-                learner.deliver(Answer(number, (answers[name],), (), 0.0))
+            if name in gradients:
+                learner.deliver(Answer(number, (gradients[name],), (), 0.0))
                 learner.align()
 
-    def _mixed(self, mix: Mix, name: str, vectors: Mapping[str, Flat], number: int) -> Flat | None:
-        others = partners(mix, name, self.names, f"{self._seed:x}{number:08x}")
+    def _exchanged(self, name: str, gradients: Mapping[str, Flat], number: int, stage: int) -> Flat:
+        """A node's gradient after one mix of those tensors that Mix2 takes."""
+        own, mixed = gradients[name].copy(), self._mixed(self.settings.mix2, name, gradients, number, stage)
+        if mixed is not None:
+            for start, stop in self._spans:
+                own[start:stop] = mixed[start:stop]
+        return own
+
+    def _mixed(self, mix: Mix, name: str, vectors: Mapping[str, Flat], number: int, stage: int) -> Flat | None:
+        others = partners(mix, name, self.names, f"{self._seed:x}{number:08x}", stage)
         if not others:
             return None
         out = np.empty(self.layout.size, np.float32)
@@ -255,7 +266,10 @@ def _probabilities(module: ByteGPT, windows: torch.Tensor) -> NDArray[np.float32
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One line a variant: final loss of the mean, paired difference to DiLoCo, the nodes' own loss, distances."""
+    """One line a variant: final loss of the mean, paired difference to DiLoCo, the nodes' own loss, distances.
+
+    What has the slow warm-up is held against the DiLoCo that has it.
+    """
     found: dict[str, dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
         found[row["trial"]["variant"]][row["trial"]["seed"]] = row
@@ -267,8 +281,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for variant, losses in sorted(final.items(), key=lambda item: mean(item[1].values())):
-        gap = difference(losses, final.get(DILOCO, losses))
-        share = 100 / mean(final.get(DILOCO, losses).values())
+        base = final.get(DILOCO + SLOWLY if variant.endswith(SLOWLY) else DILOCO, losses)
+        gap, share = difference(losses, base), 100 / mean(base[seed] for seed in losses if seed in base)
         nodes = mean(_last(row["node_losses"]) for row in found[variant].values())
         apart = [[_last(row[name]) for row in found[variant].values() if row[name]] for name in ("l2", "js")]
         distances = [f"{mean(values):.2g}" if values else "" for values in apart]

@@ -1,10 +1,14 @@
 """The gossip study: its table by hand, its order of trials, and that DiLoCo is the mix of everything."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.quality.gossip import DILOCO, SEEDS, SYNC_DP, table, trials, variants
-from gradientmail_core.algorithms.mixing import All, Pair, Peers
+from benchmarks.quality.gossip import DILOCO, SEEDS, SYNC_DP, GossipTrial, run, table, trials, variants
+from gradientmail_core.algorithms.diloco import DiLoCo
+from gradientmail_core.algorithms.gossip import FactoredGossip
+from gradientmail_core.algorithms.mixing import All, Nothing, Peers
+from gradientmail_core.algorithms.outer import SGD, Nesterov
 
 
 def row(variant: str, seed: int, loss: float, apart: float = 0.0) -> Mapping[str, Any]:
@@ -28,10 +32,30 @@ def test_every_variant_is_played_with_every_seed_and_a_seed_is_whole_before_the_
     assert len({str(trial.fields()) for trial in trials()}) == len(played)
 
 
-def test_diloco_mixes_everything_and_the_mixes_of_gradients_are_what_their_names_say() -> None:
-    everything, preset = variants()[DILOCO], variants()["GlobalM1LocalM2, three peers"]
-    pairs, on_all = variants()["GlobalM1LocalM2"], variants()["GlobalM1LocalM2, three peers on all"]
-    assert variants()[SYNC_DP] is None and everything is not None and everything.mix1 == everything.mix2 == All()
-    assert preset is not None and pairs is not None and on_all is not None
-    assert (pairs.mix2, preset.mix2, on_all.mix2) == (Pair(), Peers(3), Peers(3))
-    assert pairs.mix2_on == preset.mix2_on != () == on_all.mix2_on
+def test_diloco_mixes_everything_as_it_ships_and_the_mixes_of_gradients_are_what_their_names_say() -> None:
+    played = variants()
+    assert played.pop(SYNC_DP) is None
+    settings = {name: found for name, found in played.items() if found is not None}
+    everything, alone, preset = settings[DILOCO], settings["GlobalM1"], settings["GlobalM1LocalM2"]
+    assert everything.mix1 == everything.mix2 == All() and everything.outer == DiLoCo().outer
+    assert alone.outer == FactoredGossip().outer != everything.outer and alone.mix2 == Nothing()
+    twice = settings["GlobalM1LocalM2, three peers twice on all"]
+    assert preset.mix2 == twice.mix2 == Peers(3) and preset.mix2_on != () == twice.mix2_on
+    assert (preset.rounds, twice.rounds) == (1, 2)
+    for name, found in settings.items():
+        assert name.endswith("warm-up 10") == (found.outer == Nesterov(warmup=10.0)), name
+    for before, after in (("DiLoCo, warm-up 10", everything), ("GlobalM1LocalM2, warm-up 10", preset)):
+        assert replace(settings[before], outer=after.outer) == after
+
+
+def test_two_mixes_in_a_row_bring_gradients_closer_together_than_one() -> None:
+    def apart(rounds: int) -> float:
+        settings = FactoredGossip(sync_every=2, fragments=1, mix2=Peers(2), rounds=rounds, outer=SGD(1.0), follow=False)
+        trial = GossipTrial(
+            variant="", seed=0, algorithm=settings.shared_settings(), nodes=6, steps=2, width=32, layers=1, context=32,
+            batch=2,
+        )  # fmt: skip
+        last: dict[str, float] = run(trial)["l2"]  # type: ignore[assignment]  # a row is JSON
+        return last["2"]
+
+    assert 0 < apart(2) < 0.8 * apart(1)

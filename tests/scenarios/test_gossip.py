@@ -16,7 +16,7 @@ from gradientmail_core.algorithms.diloco import DiLoCo
 from gradientmail_core.algorithms.gossip import FactoredGossip
 from gradientmail_core.algorithms.merge import WeightedMean
 from gradientmail_core.algorithms.mixing import All, Nothing, Pair, Peers, contraction
-from gradientmail_core.algorithms.outer import SGD
+from gradientmail_core.algorithms.outer import SGD, HeavyBall, Nesterov
 from gradientmail_core.engine.gossip_learner import Answer, GossipLearner, Mixed, Rejoin
 from gradientmail_core.mailbox import MemoryMailbox
 from gradientmail_core.sim.gossip import Bowl, SimulatedGossip
@@ -72,10 +72,15 @@ ETA, SIGMA, STEPS, NODES = 0.05, 1.0, 20, 8
 
 def steady_disagreement(mix1, mix2, rounds=40, first=12):
     """The nodes' mean squared distance from their mean, a parameter, at the ends of inner phases, with outer SGD(1)."""
+    return float(np.mean(disagreements(mix1, mix2, rounds, SGD(1.0), 0.05, at_starts=False)[first:]))
+
+
+def disagreements(mix1, mix2, rounds, outer, curvature, at_starts):
+    """The nodes' mean squared distance from their mean, a parameter, at the ends or starts of inner phases."""
     from gradientmail_core.algorithms.mixing import matrix
 
-    settings = FactoredGossip(sync_every=STEPS, fragments=1, mix1=mix1, mix2=All(), outer=SGD(1.0), follow=False)
-    models = [Bowl(rate=ETA, curvature=0.05, sigma=SIGMA, elements=64) for _ in range(NODES)]
+    settings = FactoredGossip(sync_every=STEPS, fragments=1, mix1=mix1, mix2=All(), outer=outer, follow=False)
+    models = [Bowl(rate=ETA, curvature=curvature, sigma=SIGMA, elements=64) for _ in range(NODES)]
     layout = settings.partition.layouts(models[0].schema, 1)[0]
     begun, ended = [None] * NODES, [None] * NODES
     learners = [
@@ -94,20 +99,20 @@ def steady_disagreement(mix1, mix2, rounds=40, first=12):
     for learner in learners:
         learner.launch()
     for round in range(rounds):
-        starts = matrix(mix1, names, f"{round:x}", 0) @ np.stack([value.vectors[0] for value in begun])
+        own = np.stack([value.vectors[0] for value in begun])
+        starts = matrix(mix1, names, f"{round:x}", 0) @ own
         for learner, model, noise in zip(learners, models, noises, strict=True):
             for _ in range(STEPS):
                 model.train(noise)
                 learner.step(1)
-        flats = np.stack([model.flat() for model in models])
-        if round >= first:
-            apart.append(float(((flats - flats.mean(0)) ** 2).mean()))
+        flats = own if at_starts else np.stack([model.flat() for model in models])
+        apart.append(float(((flats - flats.mean(0)) ** 2).mean()))
         gradients = matrix(mix2, names, f"{round:x}", 1) @ np.stack([value.gradients[0] for value in ended])
         for number, learner in enumerate(learners):
             learner.deliver(Mixed(round, 0, starts[number].astype(np.float32)))
             learner.deliver(Answer(round, (gradients[number].astype(np.float32),), (), 0.0))
             learner.align()
-    return float(np.mean(apart))
+    return apart
 
 
 @pytest.mark.parametrize("mix1", [All(), Peers(2), Pair()])
@@ -123,6 +128,22 @@ def test_without_mix1_disagreement_adds_up_unless_gradients_are_all_mixed():
     bound = 2 * ETA**2 * SIGMA**2 * STEPS
     assert steady_disagreement(Nothing(), All()) <= bound
     assert steady_disagreement(Nothing(), Pair(), 90, 75) > 2 * steady_disagreement(Pair(), Pair(), 40)
+
+
+STEEP = 5.0
+"""A round closes 99.7 % of the distance to the optimum."""
+
+
+def test_nesterov_of_a_nodes_own_swings_ever_further_where_the_loss_is_steep_and_heavy_ball_does_not():
+    def apart(outer, mix2):
+        return disagreements(All(), mix2, 120, outer, STEEP, at_starts=True)
+
+    inner_noise = ETA**2 * SIGMA**2 / (1 - (1 - ETA * STEEP) ** 2)
+    nesterov = apart(Nesterov(0.7, 0.9, warmup=0.0), Nothing())
+    assert np.mean(nesterov[100:]) > 10 * np.mean(nesterov[20:40])
+    assert np.mean(apart(HeavyBall(1.0, 0.9, warmup=0.0), Nothing())[20:]) < 1.3 * inner_noise
+    assert np.mean(apart(Nesterov(0.6, 0.9, warmup=0.0), Nothing())[100:]) < 10 * inner_noise
+    assert max(apart(Nesterov(0.7, 0.9, warmup=0.0), All())) < 1e-12
 
 
 class Fleet:

@@ -15,7 +15,7 @@ from gradientmail_core.algorithms.gossip import (
     with_state,
 )
 from gradientmail_core.algorithms.mixing import All, Nothing, Peers
-from gradientmail_core.algorithms.outer import SGD, HeavyBall
+from gradientmail_core.algorithms.outer import SGD, HeavyBall, Nesterov
 from gradientmail_core.algorithms.partition import ByBytes
 from gradientmail_core.errors import ConfigurationError
 from gradientmail_core.tensors.schema import FragmentLayout, Piece, Schema, TensorSpec
@@ -84,6 +84,7 @@ def test_presets_are_what_their_papers_call_so():
     assert FactoredGossip.global_m1().mix2 == Nothing() and not FactoredGossip.global_m1().blocking
     local = FactoredGossip.global_m1_local_m2()
     assert (local.mix1, local.mix2, local.mix2_on, local.blocking) == (All(), Peers(3), SENSITIVE, True)
+    assert (FactoredGossip.global_m1().outer, local.outer) == (HeavyBall(1.0, 0.9, 3.0), Nesterov(0.7, 0.9, 3.0))
     noloco = FactoredGossip.noloco()
     assert (noloco.sync_every, noloco.outer, noloco.pull) == (50, HeavyBall(0.7, 0.5, 0.0), "gradient")
 
