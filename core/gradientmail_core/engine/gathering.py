@@ -188,14 +188,14 @@ def sound(
 ) -> tuple[Accepted, ...]:
     """The accepted snapshots that may make a quorum: those that are no outliers.
 
-    A lone one is held against the chain's average, in the first rounds against the parameters' norm where they are
-    not zero: it is merged if nobody else comes, and nobody is left out for it.
+    A lone one is held against the chain's average, in the first rounds against a thousand times the parameters' norm
+    where they are not zero: it is merged if nobody else comes, and nobody is left out for it.
     """
     if len(gathering.accepted) != 1:
         return without_outliers(gathering, version, estimates, size).accepted
     (lone,) = gathering.accepted
     if version <= OUTLIER_FREE_VERSIONS:
-        return (lone,) if lone.norm <= (size() or math.inf) else ()
+        return (lone,) if lone.norm <= ABSURD_FACTOR * (size() or math.inf) else ()
     return (lone,) if lone.pace <= OUTLIER_FACTOR * (estimates.norm or math.inf) else ()
 
 
