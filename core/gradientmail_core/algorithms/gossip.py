@@ -189,7 +189,7 @@ class FactoredGossip:
         The paper's fastest variant (compute utilisation 100 % where DiLoCo has 53 %, at 200 Mbit/s and 1.5B
         parameters) and its weakest: perplexity 19.42 against DiLoCo's 18.65 after 10B tokens, and it can become
         unstable without any Mix2: see the module's docstring, which is why the outer optimizer is heavy-ball and not
-        DiLoCo's Nesterov. In our study (``docs/performance.md``) that takes a third of the distance to DiLoCo away.
+        DiLoCo's Nesterov. ``docs/performance.md`` has both beside DiLoCo.
         """
         return _changed(FactoredGossip(sync_every=sync_every, mix1=All(), mix2=Nothing()), changes)
 
@@ -201,7 +201,8 @@ class FactoredGossip:
         as good as DiLoCo: perplexity 18.80 against 18.65 after 10B tokens, 15.60 against 15.52 after 30B. "Few"
         partners is all that is known of the paper's. In our study (``docs/performance.md``) the loss ends the further
         above DiLoCo's the fewer partners and the fewer tensors: ``mix2=Pair()`` downloads a third, ``mix2_on=()`` mixes
-        every tensor. The outer optimizer is DiLoCo's Nesterov: Mix2 takes its ``e`` out of the tensors that are steep.
+        every tensor, ``rounds=2`` twice. The outer optimizer is DiLoCo's Nesterov: Mix2 takes its ``e`` out of the
+        tensors that are steep.
         """
         return _changed(
             FactoredGossip(sync_every=sync_every, mix1=All(), mix2=Peers(3), mix2_on=SENSITIVE, outer=Nesterov()),
