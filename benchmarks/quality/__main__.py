@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.quality.log import append, missing, path_of, read
 from benchmarks.quality.plans import PLANS
@@ -54,8 +55,8 @@ def work(study: str, limit: int | None, compiled: bool) -> None:
         print(f"  took {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def _told(trial: Trial, row: Mapping[str, object]) -> str:
-    step, loss = list(dict(row["losses"]).items())[-1]  # type: ignore[call-overload]  # a row is plain JSON
+def _told(trial: Trial, row: Mapping[str, Any]) -> str:
+    step, loss = list(row["losses"].items())[-1]
     setup = f"feedback={trial.feedback} nodes={trial.nodes} H={trial.sync_every} seed={trial.seed}"
     return f"{trial.variant} {setup}: {loss} at {step}"
 

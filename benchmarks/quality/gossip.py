@@ -30,7 +30,7 @@ from benchmarks.quality.tables import difference
 from benchmarks.quality.trial import HELD_OUT_WINDOWS, Node, Trial, corpus, text_digest
 from gradientmail_core.adapters.torch import TorchModel
 from gradientmail_core.algorithms.gossip import FactoredGossip, gossip_from, selected, selection
-from gradientmail_core.algorithms.mixing import All, Decode, Mix, divergence, mean_of, partners
+from gradientmail_core.algorithms.mixing import All, Decode, Mix, Pair, divergence, mean_of, partners
 from gradientmail_core.algorithms.outer import Nesterov
 from gradientmail_core.engine.gossip_learner import Answer, Begun, Ended, GossipLearner, Mixed, Rejoin
 from gradientmail_core.tensors.model import Flat
@@ -44,7 +44,7 @@ NODES, STEPS, SYNC_EVERY = 8, 1000, 50
 EVALUATIONS = 4
 PROBED_WINDOWS = 8
 SYNC_DP, DILOCO = "Sync-DP", "DiLoCo"
-SLOWLY = ", warm-up 10"
+SLOW_WARMUP = ", warm-up 10"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +97,14 @@ def variants(sync_every: int = SYNC_EVERY) -> dict[str, FactoredGossip | None]:
         DILOCO: everything,
         "GlobalM1": alone,
         "GlobalM1LocalM2": sensitive,
+        "GlobalM1LocalM2, three peers on all": on_all,
         "GlobalM1LocalM2, three peers twice on all": replace(on_all, rounds=2),
         "NoLoCo": FactoredGossip.noloco(sync_every, **exact),
-        DILOCO + SLOWLY: replace(everything, outer=slowly),
-        "GlobalM1LocalM2, three peers on all" + SLOWLY: replace(on_all, outer=slowly),
-        "GlobalM1LocalM2" + SLOWLY: replace(sensitive, outer=slowly),
-        "GlobalM1, Nesterov" + SLOWLY: replace(alone, outer=slowly),
+        DILOCO + SLOW_WARMUP: replace(everything, outer=slowly),
+        "GlobalM1LocalM2, three peers on all" + SLOW_WARMUP: replace(on_all, outer=slowly),
+        "GlobalM1LocalM2" + SLOW_WARMUP: replace(sensitive, outer=slowly),
+        "GlobalM1LocalM2, pairs" + SLOW_WARMUP: replace(sensitive, mix2=Pair(), outer=slowly),
+        "GlobalM1, Nesterov" + SLOW_WARMUP: replace(alone, outer=slowly),
     }
 
 
@@ -194,7 +196,7 @@ class _Fleet:
         self._answer(number)
 
     def _answer(self, number: int) -> None:
-        gradients = {name: ended.gradients[0].copy() for name, ended in self._ended.items() if ended.round == number}
+        gradients = {name: ended.gradients[0] for name, ended in self._ended.items() if ended.round == number}
         for stage in range(self.settings.rounds):
             gradients = {name: self._exchanged(name, gradients, number, stage) for name in gradients}
         for name, learner in zip(self.names, self.learners, strict=True):
@@ -281,7 +283,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for variant, losses in sorted(final.items(), key=lambda item: mean(item[1].values())):
-        base = final.get(DILOCO + SLOWLY if variant.endswith(SLOWLY) else DILOCO, losses)
+        base = final.get(DILOCO + SLOW_WARMUP if variant.endswith(SLOW_WARMUP) else DILOCO, losses)
         gap, share = difference(losses, base), 100 / mean(base[seed] for seed in losses if seed in base)
         nodes = mean(_last(row["node_losses"]) for row in found[variant].values())
         apart = [[_last(row[name]) for row in found[variant].values() if row[name]] for name in ("l2", "js")]

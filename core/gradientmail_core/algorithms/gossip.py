@@ -21,7 +21,8 @@ All``, ``Mix2 = Nothing`` and a direction in which a round closes the share ``ka
 
 DiLoCo's Nesterov, 0.7 and 0.9, is above its 0.679: each node swings ever further around the mean in steep directions,
 where the mean itself, and so a DiLoCo, is stable. Heavy-ball of rate 1 and momentum 0.9 has the factor -0.1 there and
-forgets noise at once. So that is what the presets with ``mix1=All()`` take; a full Mix2 leaves no ``e``.
+forgets noise at once: GlobalM1 takes that. A full Mix2 leaves no ``e``, and a partial one ``sqrt(rho2)`` of it on the
+tensors that it takes: GlobalM1LocalM2 keeps DiLoCo's.
 
 The paper's text was not at hand: the update is reconstructed from its captions, its bound and notes on it, and
 checked against the bound. What it leaves open was decided so: momentum takes the mixed gradient; weights are
@@ -201,8 +202,7 @@ class FactoredGossip:
         as good as DiLoCo: perplexity 18.80 against 18.65 after 10B tokens, 15.60 against 15.52 after 30B. "Few"
         partners is all that is known of the paper's. In our study (``docs/performance.md``) the loss ends the further
         above DiLoCo's the fewer partners and the fewer tensors: ``mix2=Pair()`` downloads a third, ``mix2_on=()`` mixes
-        every tensor, ``rounds=2`` twice. The outer optimizer is DiLoCo's Nesterov: Mix2 takes its ``e`` out of the
-        tensors that are steep.
+        every tensor, ``rounds=2`` twice. Outer Nesterov 0.7 and 0.9, as DiLoCo's.
         """
         return _changed(
             FactoredGossip(sync_every=sync_every, mix1=All(), mix2=Peers(3), mix2_on=SENSITIVE, outer=Nesterov()),
@@ -214,7 +214,7 @@ class FactoredGossip:
         """Both mixes in pairs: the least traffic that still keeps nodes together (the paper names it, no results).
 
         A pair's Mix1 leaves more noise in the starts than an average over all, which momentum amplifies: 0.5, as
-        NoLoCo's, is our choice.
+        NoLoCo's, is our choice, and a warm-up of ten rounds.
         """
         outer = Nesterov(momentum=0.5, warmup=10.0)
         return _changed(FactoredGossip(sync_every=sync_every, mix1=Pair(), mix2=Pair(), outer=outer), changes)

@@ -22,6 +22,7 @@ from gradientmail_core.engine.closing import (
 from gradientmail_core.engine.election import next_closer, next_of_all
 from gradientmail_core.engine.fetching import LISTING, Fetches, asked_for
 from gradientmail_core.engine.gathering import (
+    FIRST_VERSIONS,
     Accepted,
     Gathering,
     blended,
@@ -78,6 +79,8 @@ class Closer(ChainView):
 
     async def _close(self) -> Decided:
         self.gathering = Gathering()
+        first = self.head.version < FIRST_VERSIONS
+        self._theta_norm = math.sqrt(sum_of_squares(self.theta)) if first else math.inf
         self._spool = Spool(self._run.settings.merge_memory)
         return await self._gathered() or await self._commit()
 
@@ -92,7 +95,7 @@ class Closer(ChainView):
                 now = self._host.clock.now()
                 self._unlock(now)
                 if self.gathering.quorum_at is None and self.gathering.accepted:
-                    fit = sound(self.gathering, self.head.version + 1, self.head.estimates, self._size)
+                    fit = sound(self.gathering, self.head.version + 1, self.head.estimates, self._theta_norm)
                     self.gathering = with_quorum(self.gathering, self._needed(), now, self._early_count_from(), fit)
                 closes = closes_at(self.gathering, self._board.live_learners(), self._run.settings, self.head.estimates)
                 if closes is not None and now >= closes:
@@ -253,7 +256,7 @@ class Closer(ChainView):
         head = self.head
         if (replaced := await self._replaced()) is not None:
             return replaced
-        gathering = without_outliers(self.gathering, head.version + 1, head.estimates, self._size)
+        gathering = without_outliers(self.gathering, head.version + 1, head.estimates, self._theta_norm)
         result = await self._merged(gathering)
         if isinstance(result, Decided):
             return result
@@ -299,10 +302,6 @@ class Closer(ChainView):
             return None
         state = await read_round(self._host.mailbox, self._run.id, self.head.record.round)
         return state if isinstance(state, Decided) and state.digest != self.head.digest else None
-
-    def _size(self) -> float:
-        """The L2 norm of the fragment's committed parameters."""
-        return math.sqrt(sum_of_squares(self.theta))
 
     async def _merged(self, gathering: Gathering) -> Merger | Decided | None:
         if not gathering.accepted:

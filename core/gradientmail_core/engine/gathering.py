@@ -7,7 +7,7 @@ adaptive grace): half of what remains of the steps that may run ahead, at most o
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gradientmail_core.algorithms.diloco import DiLoCo
@@ -17,7 +17,7 @@ from gradientmail_core.tensors.encoded import Encoded
 GRACE_SHARE = 0.5
 OUTLIER_FACTOR = 10.0
 OUTLIER_PEERS = 4
-OUTLIER_FREE_VERSIONS = 3
+FIRST_VERSIONS = 3
 ABSURD_FACTOR = 1000.0
 BLEND = 0.1
 
@@ -144,20 +144,20 @@ def closes_at(gathering: Gathering, live: Collection[str], settings: DiLoCo, est
 
 
 def without_outliers(
-    gathering: Gathering, version: int, estimates: Estimates, size: Callable[[], float] = lambda: math.inf
+    gathering: Gathering, version: int, estimates: Estimates, theta_norm: float = math.inf
 ) -> Gathering:
     """The gathering with snapshots of absurd norm refused, never the only one.
 
     A snapshot is an outlier if its norm per sqrt(steps) is over ten times the median of the accepted when there
     are four or more, else over ten times the chain's average. In a chain's first rounds nothing is known of what is
     usual and nodes may differ for good reasons: there it takes a norm a thousand times the others' lower median,
-    whatever steps they claim, and longer than ``size()``, the L2 norm of the parameters it would move.
+    whatever steps they claim, and more than ``theta_norm``, the L2 norm of the parameters it would move.
     """
     count = len(gathering.accepted)
     if count < 2:
         return gathering
-    if version <= OUTLIER_FREE_VERSIONS:
-        kept = tuple(one for one in gathering.accepted if not _is_absurd(one, gathering.accepted, size))
+    if version <= FIRST_VERSIONS:
+        kept = tuple(one for one in gathering.accepted if not _is_absurd(one, gathering.accepted, theta_norm))
     else:
         usual = _median_pace(gathering) if count >= OUTLIER_PEERS else estimates.norm
         kept = tuple(one for one in gathering.accepted if usual <= 0 or one.pace <= OUTLIER_FACTOR * usual)
@@ -168,9 +168,9 @@ def _median_pace(gathering: Gathering) -> float:
     return statistics.median(snapshot.pace for snapshot in gathering.accepted)
 
 
-def _is_absurd(snapshot: Accepted, accepted: Sequence[Accepted], size: Callable[[], float]) -> bool:
+def _is_absurd(snapshot: Accepted, accepted: Sequence[Accepted], theta_norm: float) -> bool:
     others = [other.norm for other in accepted if other is not snapshot and other.norm > 0]
-    return bool(others) and snapshot.norm > ABSURD_FACTOR * statistics.median_low(others) and snapshot.norm > size()
+    return bool(others) and snapshot.norm > max(ABSURD_FACTOR * statistics.median_low(others), theta_norm)
 
 
 def _with_outliers(gathering: Gathering, kept: tuple[Accepted, ...]) -> Gathering:
@@ -184,7 +184,7 @@ def _with_outliers(gathering: Gathering, kept: tuple[Accepted, ...]) -> Gatherin
 
 
 def sound(
-    gathering: Gathering, version: int, estimates: Estimates, size: Callable[[], float] = lambda: math.inf
+    gathering: Gathering, version: int, estimates: Estimates, theta_norm: float = math.inf
 ) -> tuple[Accepted, ...]:
     """The accepted snapshots that may make a quorum: those that are no outliers.
 
@@ -192,10 +192,10 @@ def sound(
     where they are not zero: it is merged if nobody else comes, and nobody is left out for it.
     """
     if len(gathering.accepted) != 1:
-        return without_outliers(gathering, version, estimates, size).accepted
+        return without_outliers(gathering, version, estimates, theta_norm).accepted
     (lone,) = gathering.accepted
-    if version <= OUTLIER_FREE_VERSIONS:
-        return (lone,) if lone.norm <= ABSURD_FACTOR * (size() or math.inf) else ()
+    if version <= FIRST_VERSIONS:
+        return (lone,) if lone.norm <= ABSURD_FACTOR * (theta_norm or math.inf) else ()
     return (lone,) if lone.pace <= OUTLIER_FACTOR * (estimates.norm or math.inf) else ()
 
 

@@ -271,20 +271,20 @@ class GossipNode(Life):
         for round_, _ in self._rounds:
             round_.leaving = True
         self._spawn(self._presence.beat("d"))
-        self._spawn(self._see_mixed())
+        self._spawn(self._bound_mixing())
 
-    async def _see_mixed(self) -> None:
+    async def _bound_mixing(self) -> None:
         """Tell the learner when Mix1 of its last round need not be waited for any more."""
         assert self._learner is not None
         with contextlib.suppress(TimeOver):
-            await self._host.clock.within(self._settings.timeout, self._mixed())
+            await self._host.clock.within(self._settings.timeout, self._last_mixed())
         self._learner.deliver(Unmixed())
 
-    async def _mixed(self) -> None:
+    async def _last_mixed(self) -> None:
         await self._opened.wait()
-        for round_, _ in self._rounds[-1:]:
-            if self._current is not None and round_.number == self._current.round and round_.taking_part:
-                await round_.mixed.wait()
+        last = self._rounds[-1][0] if self._rounds else None
+        if last is not None and self._current is not None and last.number == self._current.round and last.taking_part:
+            await last.mixed.wait()
 
     async def leave(self, patience: float) -> None:
         """Release the lease, once the means this node owes are made, or after ``patience`` seconds."""

@@ -214,10 +214,10 @@ def test_the_rounds_step_time_is_the_median_of_those_who_know_theirs() -> None:
 # -- outliers ----------------------------------------------------------------------------------------------
 
 
-def judge(*paces: float, version: int = 9, norm: float = 1.0, size: float = math.inf) -> list[str]:
+def judge(*paces: float, version: int = 9, norm: float = 1.0, theta_norm: float = math.inf) -> list[str]:
     """Names (a, b, c ...) of those kept."""
     gathering = gathered(*(snapshot(chr(97 + index), pace=pace) for index, pace in enumerate(paces)))
-    judged = without_outliers(gathering, version, Estimates(norm=norm), lambda: size)
+    judged = without_outliers(gathering, version, Estimates(norm=norm), theta_norm)
     kept = [one.record.node for one in judged.accepted]
     out = [one.node for one in judged.refused]
     assert sorted(kept + out) == sorted(one.record.node for one in gathering.accepted)
@@ -253,7 +253,7 @@ def test_a_chains_first_three_rounds_know_no_usual_norm(version: int, kept: str)
 
 
 @pytest.mark.parametrize(
-    ("paces", "size", "kept"),
+    ("paces", "theta_norm", "kept"),
     [
         ((1.0, 1001.0), 10.0, "a"),
         ((1001.0, 1.0), 10.0, "b"),
@@ -266,14 +266,16 @@ def test_a_chains_first_three_rounds_know_no_usual_norm(version: int, kept: str)
         ((1e6,), 10.0, "a"),
     ],
 )
-def test_what_is_absurd_is_refused_from_the_first_round_on(paces: tuple[float, ...], size: float, kept: str) -> None:
-    assert judge(*paces, version=1, norm=0.0, size=size) == list(kept)
+def test_what_is_absurd_is_refused_from_the_first_round_on(
+    paces: tuple[float, ...], theta_norm: float, kept: str
+) -> None:
+    assert judge(*paces, version=1, norm=0.0, theta_norm=theta_norm) == list(kept)
 
 
-@pytest.mark.parametrize(("size", "counts"), [(0.004, True), (0.0039, False), (0.0, True)])
-def test_a_lone_first_delta_a_thousand_times_the_parameters_makes_no_quorum(size: float, counts: bool) -> None:
+@pytest.mark.parametrize(("theta_norm", "counts"), [(0.004, True), (0.0039, False), (0.0, True)])
+def test_a_lone_first_delta_a_thousand_times_the_parameters_makes_no_quorum(theta_norm: float, counts: bool) -> None:
     lone = snapshot("a", pace=1.0)
-    assert sound(gathered(lone), 1, Estimates(), lambda: size) == ((lone,) if counts else ())
+    assert sound(gathered(lone), 1, Estimates(), theta_norm) == ((lone,) if counts else ())
 
 
 def test_a_long_round_is_no_outlier() -> None:
